@@ -1,0 +1,39 @@
+"""The rule's three functions on torch tensors, without fp64: fixed, bits, scale (see rule.py)."""
+
+import torch
+
+from .rule import ONE, UNIFORM_RANGE
+
+LIMB = 2**21 - 1  # three limbs of 21 bits hold 63, and a sum of three of their products stays far below 2**63
+
+
+def fixed(x, one=ONE):
+    """Probabilities (float32, float16, bfloat16) as int64 in [0, 2**44]. `one` may be a tensor of ONEs and zeros."""
+    x = torch.fmax(x.float(), x.new_zeros((), dtype=torch.float32))  # fmax drops NaN
+    return x.clamp_(max=1.0).mul_(one).long()
+
+
+def bits(u):
+    """Uniforms (int64 random bits, float32, float64) as 63 bits in int64."""
+    if u.dtype == torch.int64:
+        return u & (UNIFORM_RANGE - 1)
+    if u.dtype == torch.float32:
+        u = torch.fmax(u, u.new_zeros(()))
+        return u.clamp_(max=1 - 2**-24).mul_(float(UNIFORM_RANGE)).long()
+    # float64 by its fields: u = mantissa * 2**(exponent - 1075), so u * 2**63 is the mantissa shifted by exponent - 1012.
+    fields = u.view(torch.int64)
+    usable = (fields > 0) & (fields <= 0x7FF0000000000000)  # greater than zero, and not NaN
+    fields = torch.where(usable, fields, 0).clamp(max=0x3FEFFFFFFFFFFFFF)  # 1 - 2**-53
+    shift = (fields >> 52) - 1012
+    mantissa = (fields & (2**52 - 1)) | 2**52
+    return (mantissa << shift.clamp(min=0)) >> (-shift).clamp(0, 63)
+
+
+def scale(u, n):
+    """floor(u * n / 2**63) for u and n in [0, 2**63): schoolbook multiplication, carries kept from the low end up."""
+    u0, u1, u2 = u & LIMB, u >> 21 & LIMB, u >> 42
+    n0, n1, n2 = n & LIMB, n >> 21 & LIMB, n >> 42
+    carry = u0 * n0 >> 21
+    carry = u0 * n1 + u1 * n0 + carry >> 21
+    carry = u0 * n2 + u1 * n1 + u2 * n0 + carry >> 21
+    return (u2 * n2 << 21) + u1 * n2 + u2 * n1 + carry

@@ -1,0 +1,218 @@
+"""The rule in two Triton launches: sum the chunks of the one row pair that matters, then search the chunk that holds the draw.
+
+Device code only. LIMBS says how a row's weights are summed. A GPU with native 64-bit integers converts them directly. One
+without (Gen12LP) gets them as two limbs, fixed(x) = high * 2**22 + low, by float32 and int32 operations that are each
+exact; a 32-bit sum holds 512 of them, whatever the row contains.
+"""
+
+import triton
+import triton.language as tl
+
+HEADER = tl.constexpr(3)  # a sequence's scratch before its chunk sums: accepted, the refused draft or -1, the draw's bits
+
+
+@triton.jit
+def clamp(x):
+    """Into [0, 1]; NaN to 0, since maximum returns the operand that is a number."""
+    return tl.minimum(tl.maximum(x.to(tl.float32), 0.0), 1.0)
+
+
+@triton.jit
+def fixed(x):
+    """Clamped probability -> int64 in [0, 2**44]."""
+    return (x * 17592186044416.0).to(tl.int64)
+
+
+@triton.jit
+def limbs(x):
+    """Clamped probability -> (high, low), int32."""
+    scaled = x * 4194304.0  # 2**22
+    high = scaled.to(tl.int32)
+    return high, ((scaled - high.to(tl.float32)) * 4194304.0).to(tl.int32)
+
+
+@triton.jit
+def join(high, low):
+    """Sums of 512 limbs -> int64. The high one is at most 512 * 2**22 = 2**31, one more than int32 holds."""
+    return (high.to(tl.uint32, bitcast=True).to(tl.int64) << 22) + low.to(tl.int64)
+
+
+@triton.jit
+def bits(u, FLOAT64: tl.constexpr):
+    """Uniform -> 63 bits. A float64 comes as its fields in int64: u = mantissa * 2**(exponent - 1075)."""
+    if u.dtype == tl.float32:
+        below_one = tl.minimum(tl.maximum(u, 0.0), 0.999999940395355224609375)  # 1 - 2**-24
+        return (below_one * 9223372036854775808.0).to(tl.int64)
+    elif FLOAT64:
+        u = tl.where((u > 0) & (u <= 0x7FF0000000000000), u, 0)  # greater than zero, and not NaN
+        u = tl.minimum(u, 0x3FEFFFFFFFFFFFFF)  # 1 - 2**-53
+        shift = (u >> 52) - 1012
+        mantissa = (u & 0xFFFFFFFFFFFFF) | 0x10000000000000
+        return (mantissa << tl.maximum(shift, 0)) >> tl.minimum(tl.maximum(-shift, 0), 63)
+    else:
+        return u & 0x7FFFFFFFFFFFFFFF
+
+
+@triton.jit
+def scale(u, n):
+    """floor(u * n / 2**63)"""
+    return tl.umulhi(u.to(tl.uint64) << 1, n.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
+def first_refused(tokens, draft, target, uniforms, length, V_draft, V, stride_token, stride_draft, stride_target,
+                  stride_uniform, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr):
+    """(n, token): the first position not accepted, or length; and the draft refused there, -1 if there is none."""
+    i = tl.arange(0, POSITIONS)
+    counts = i < length
+    row = i.to(tl.int64)
+    u = tl.load(uniforms + row * stride_uniform, mask=counts, other=0)
+    t = tl.load(tokens + row * stride_token, mask=counts, other=-1)
+    is_draft = (t >= 0) & (t < V_draft)
+    t = tl.where(is_draft, t, -1).to(tl.int32)
+    p = fixed(clamp(tl.load(target + row * stride_target + t, mask=is_draft & (t < V), other=0.0)))
+    if draft is None:
+        q = tl.full((POSITIONS,), 17592186044416, tl.int64)  # 2**44: a draft without probabilities is certain
+    else:
+        q = fixed(clamp(tl.load(draft + row * stride_draft + t, mask=is_draft, other=0.0)))
+    is_accepted = is_draft & (scale(bits(u, FLOAT64), q) < p)
+    # One reduction finds both: positions above 20 bits that hold the id plus one.
+    refused = tl.where(counts & (is_accepted == 0), (row << 20) + t + 1, length.to(tl.int64) << 20)
+    first = tl.min(refused, 0)
+    return first >> 20, (first & 0xFFFFF).to(tl.int32) - 1
+
+
+@triton.jit
+def row_pair(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr):
+    """Entries of chunks [n] as (p, min(p, q)), each [n, CHUNK], q being 0 where no draft was refused (token is -1).
+
+    The weight max(0, p - q) is fixed(p) - fixed(min(p, q)), fixed being monotone.
+    """
+    v = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    p_pointers = target + v
+    if ALIGNED:  # rows start at 16 bytes and hold a multiple of 16 entries, so loads are wide
+        p_pointers = tl.multiple_of(p_pointers, (1, 16))
+        V, V_draft = V // 16 * 16, V_draft // 16 * 16
+    p = clamp(tl.load(p_pointers, mask=v < V, other=0.0))
+    if draft is None:
+        return tl.where(v == token, 0.0, p), tl.zeros_like(p)
+    else:
+        q_pointers = draft + v
+        if ALIGNED:
+            q_pointers = tl.multiple_of(q_pointers, (1, 16))
+        q = clamp(tl.load(q_pointers, mask=v < tl.where(token < 0, 0, V_draft), other=0.0))
+        return p, tl.minimum(p, q)
+
+
+@triton.jit
+def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr):
+    """The mass of chunks [n]: [n] int64."""
+    p, q = row_pair(draft, target, chunk, token, V_draft, V, ALIGNED, CHUNK)
+    if LIMBS:
+        p_high, p_low = limbs(p)
+        q_high, q_low = limbs(q)
+        return join(tl.sum(p_high - q_high, 1), tl.sum(p_low - q_low, 1))
+    else:
+        return tl.sum(fixed(p) - fixed(q), 1)
+
+
+@triton.jit
+def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr):
+    """The running mass inside each of chunks [n]: [n, CHUNK] int64."""
+    p, q = row_pair(draft, target, chunk, token, V_draft, V, ALIGNED, CHUNK)
+    if LIMBS:
+        p_high, p_low = limbs(p)
+        q_high, q_low = limbs(q)
+        return join(tl.cumsum(p_high - q_high, 1), tl.cumsum(p_low - q_low, 1))
+    else:
+        return tl.cumsum(fixed(p) - fixed(q), 1)
+
+
+# One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
+UNSPECIALIZED = [
+    "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "lengths", "scratch", "accepted",
+    "next_token", "K", "V_draft", "V", "stride_token_b", "stride_token_k", "stride_draft_b", "stride_draft_k",
+    "stride_target_b", "stride_target_k", "stride_accept_b", "stride_accept_k", "stride_sample_b", "stride_sample_k",
+    "stride_lengths",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
+               K, V_draft, V, stride_token_b, stride_token_k, stride_draft_b, stride_draft_k, stride_target_b,
+               stride_target_k, stride_accept_b, stride_accept_k, stride_sample_b, stride_sample_k, stride_lengths,
+               FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
+               CHUNK: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
+    """grid (B, ceil(chunks / CHUNKS)): each program finds the refused position, and sums CHUNKS chunks of its row pair."""
+    if release is not None:
+        release()
+    b = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1)
+    draft_tokens += b * stride_token_b
+    target_probs += b * stride_target_b
+    uniform_accept += b * stride_accept_b
+    if draft_probs is not None:
+        draft_probs += b * stride_draft_b
+    length = K
+    if lengths is not None:
+        length = tl.minimum(tl.maximum(tl.load(lengths + b * stride_lengths), 0), K).to(tl.int32)
+
+    n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, length, V_draft, V, stride_token_k,
+                             stride_draft_k, stride_target_k, stride_accept_k, FLOAT64_ACCEPT, POSITIONS)
+    target_probs += n * stride_target_k
+    if draft_probs is not None:
+        draft_probs += n * stride_draft_k
+
+    chunks = tl.cdiv(V, CHUNK)
+    scratch += b * (HEADER + chunks)
+    chunk = c * CHUNKS + tl.arange(0, CHUNKS)
+    sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+    tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
+    if c == 0:
+        u = bits(tl.load(uniform_sample + b * stride_sample_b + n * stride_sample_k), FLOAT64_SAMPLE)
+        tl.store(scratch, n)
+        tl.store(scratch + 1, token.to(tl.int64))
+        tl.store(scratch + 2, u)
+        tl.store(accepted + b, n)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def locate(draft_probs, target_probs, scratch, next_token, V_draft, V, stride_draft_b, stride_draft_k, stride_target_b,
+           stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
+           wait: tl.constexpr):
+    """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it."""
+    b = tl.program_id(0).to(tl.int64)
+    chunks = tl.cdiv(V, CHUNK)
+    scratch += b * (HEADER + chunks)
+    i = tl.arange(0, CAPACITY)
+    one = tl.arange(0, 1)
+    if wait is not None:
+        wait()
+    n = tl.load(scratch)
+    token = tl.load(scratch + 1).to(tl.int32)
+    u = tl.load(scratch + 2)
+    sums = tl.load(scratch + HEADER + i, mask=i < chunks, other=0)
+    target_probs += b * stride_target_b + n * stride_target_k
+    if draft_probs is not None:
+        draft_probs += b * stride_draft_b + n * stride_draft_k
+
+    total = tl.sum(sums, 0)
+    threshold = scale(u, total)
+    is_before = tl.cumsum(sums, 0) <= threshold
+    chunk = tl.sum(is_before.to(tl.int32), 0)
+    before = tl.sum(tl.where(is_before, sums, 0), 0)
+    if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
+        token = tl.full((), -1, tl.int32)
+        for c in range(0, chunks):
+            total += tl.sum(chunk_sums(draft_probs, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS))
+        threshold = scale(u, total)
+        chunk = tl.full((), 0, tl.int32)
+        cumulative = tl.full((), 0, tl.int64)
+        for c in range(0, chunks):
+            cumulative += tl.sum(chunk_sums(draft_probs, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS))
+            chunk += (cumulative <= threshold).to(tl.int32)
+            before = tl.where(cumulative <= threshold, cumulative, before)
+
+    running = before + running_sums(draft_probs, target_probs, chunk + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+    entry = tl.sum((running <= threshold).to(tl.int32))
+    tl.store(next_token + b, tl.where(total > 0, chunk * CHUNK + entry, 0).to(tl.int64))

@@ -1,0 +1,55 @@
+"""The operator: its schema, its fake, and one registration for each device. Implementations are imported when first run."""
+
+import functools
+import importlib.util
+
+import torch
+
+from ._ops import add_op_namespace_prefix, ops
+
+IMPLEMENTATIONS = ("auto", "triton", "eager", "reference")
+
+_library = torch.library.Library(ops.name, "FRAGMENT")
+_library.define(
+    "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor uniform_accept,"
+    " Tensor uniform_sample, Tensor? lengths, str impl) -> (Tensor, Tensor)"
+)
+
+
+def run_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, impl):
+    run = implementation(target_probs.device.type, impl)
+    return run(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths)
+
+
+for key in ("CPU", "CUDA", "XPU"):  # torch's ROCm builds dispatch under CUDA
+    _library.impl("verify", run_verify, key)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("verify"))
+def fake_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, impl):
+    B = draft_tokens.shape[0]
+    return tuple(target_probs.new_empty(B, dtype=torch.int64) for _ in range(2))
+
+
+@functools.lru_cache(None)
+def implementation(device_type, impl):
+    """The function that verifies on this type of device. An implementation asked for by name is that one or an error."""
+    if impl == "auto":
+        impl = "triton" if device_type != "cpu" and importlib.util.find_spec("triton") else "eager"
+    if impl == "triton":
+        from .gpu.launch import require_triton, verify
+
+        require_triton(device_type)
+        return verify
+    if impl == "eager":
+        from .eager import verify
+
+        return verify
+    return verify_by_reference
+
+
+def verify_by_reference(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
+    from . import rule
+
+    results = rule.verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths)
+    return tuple(torch.tensor(x, dtype=torch.int64, device=target_probs.device) for x in results)
