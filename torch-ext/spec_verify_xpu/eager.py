@@ -62,7 +62,7 @@ def probability_of(tokens, probs):
 def in_chunks(row):
     """[B, V] -> [B, ceil(V / CHUNK), CHUNK], zeros past the vocabulary."""
     row = torch.nn.functional.pad(row, (0, -row.shape[1] % CHUNK))
-    return row.view(row.shape[0], -1, CHUNK)
+    return row.view(row.shape[0], row.shape[1] // CHUNK, CHUNK)
 
 
 def first_above(weights, threshold, before):

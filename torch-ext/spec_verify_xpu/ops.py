@@ -34,9 +34,12 @@ def fake_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform
 @functools.lru_cache(None)
 def implementation(device_type, impl):
     """The function that verifies on this type of device. An implementation asked for by name is that one or an error."""
+    has_triton = importlib.util.find_spec("triton") is not None
     if impl == "auto":
-        impl = "triton" if device_type != "cpu" and importlib.util.find_spec("triton") else "eager"
+        impl = "triton" if has_triton and device_type != "cpu" else "eager"
     if impl == "triton":
+        if not has_triton:
+            raise ValueError('impl: expected Triton to be installed for "triton", got none')
         from .gpu.launch import require_triton, verify
 
         require_triton(device_type)

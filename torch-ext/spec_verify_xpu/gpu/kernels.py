@@ -76,10 +76,9 @@ def first_refused(tokens, draft, target, uniforms, length, V_draft, V, stride_to
     else:
         q = fixed(clamp(tl.load(draft + row * stride_draft + t, mask=is_draft, other=0.0)))
     is_accepted = is_draft & (scale(bits(u, FLOAT64), q) < p)
-    # One reduction finds both: positions above 20 bits that hold the id plus one.
-    refused = tl.where(counts & (is_accepted == 0), (row << 20) + t + 1, length.to(tl.int64) << 20)
-    first = tl.min(refused, 0)
-    return first >> 20, (first & 0xFFFFF).to(tl.int32) - 1
+    n = tl.min(tl.where(counts & (is_accepted == 0), i, length), 0)
+    token = tl.max(tl.where(i == n, t, -1), 0)
+    return n.to(tl.int64), token
 
 
 @triton.jit

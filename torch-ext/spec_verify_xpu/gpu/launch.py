@@ -9,12 +9,20 @@ from .config import configuration
 from .kernels import HEADER, locate, sum_chunks
 
 
+def runs_on():
+    """The type of the tensors that Triton's kernels run on here: "cpu" under its interpreter, "no" without a driver."""
+    if not isinstance(sum_chunks, triton.runtime.JITFunction):
+        return "cpu"
+    try:
+        return triton.runtime.driver.active.get_active_torch_device().type
+    except RuntimeError:  # Triton finds no GPU that it has a driver for
+        return "no"
+
+
 def require_triton(device_type):
-    """Raise where Triton cannot run on tensors of this device type. On CPU tensors its interpreter can."""
-    interpreted = not isinstance(sum_chunks, triton.runtime.JITFunction)
-    runs_on = "cpu" if interpreted else triton.runtime.driver.active.get_active_torch_device().type
-    if runs_on != device_type:
-        raise ValueError(f'impl: "triton" runs on {runs_on} tensors here, got {device_type} tensors')
+    """Raise where Triton cannot run on tensors of this device type."""
+    if runs_on() != device_type:
+        raise ValueError(f'impl: "triton" runs on {runs_on()} tensors here, got {device_type} tensors')
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):

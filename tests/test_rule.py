@@ -1,0 +1,134 @@
+"""The rule on its own: worked by hand, on the edge cases, and exhaustively, so that it can judge the implementations."""
+
+import collections
+import functools
+import itertools
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_verify_xpu import fixed_point, rule
+
+EIGHTHS = [w for w in itertools.product(range(9), repeat=3) if sum(w) == 8]  # the 45 distributions over 3 tokens
+N = 840  # the uniforms' range: a multiple of 1 to 8, so that every scale(u, n) is exactly uniform on [0, n)
+
+
+@functools.lru_cache(None)
+def acceptance(q_t, p_t):
+    """The chance that a draft of these weights is accepted, its uniform enumerated."""
+    rows = [(p_t, 8 - p_t), (8, 0)]
+    accepted = [rule.verify_sequence([0], [(q_t, 8 - q_t)], rows, [u], [0, 0], int, N)[0] for u in range(N)]
+    return Fraction(sum(accepted), N)
+
+
+def refusal_law(q, p):
+    """The law of the token that replaces a refused draft, its uniform enumerated. p < q somewhere."""
+    t = next(t for t in range(3) if p[t] < q[t])
+    drawn = [rule.verify_sequence([t], [q], [p, (8, 0, 0)], [N - 1], [u, 0], int, N) for u in range(N)]
+    assert all(n == 0 for n, _ in drawn)
+    return [Fraction(sum(token == x for _, token in drawn), N) for x in range(3)]
+
+
+def test_output_law_is_the_targets_for_every_pair_of_distributions():
+    """All 2,025 pairs in eighths over 3 tokens: the emitted token follows the target exactly, in Fractions.
+
+    The two uniforms are independent, so each is enumerated alone, and the laws are combined.
+    """
+    for q, p in itertools.product(EIGHTHS, repeat=2):
+        stands = [Fraction(q[t], 8) * acceptance(q[t], p[t]) for t in range(3)]
+        replaced = refusal_law(q, p) if q != p else [Fraction(0)] * 3
+        assert [stands[x] + (1 - sum(stands)) * replaced[x] for x in range(3)] == [Fraction(w, 8) for w in p], (q, p)
+
+
+def law_given_drafts(tokens, draft, target):
+    """The law of (accepted, next_token) for these drafts, as {(n, token): chance}."""
+    K, law = len(tokens), collections.Counter()
+    passes = [acceptance(draft[i][t], target[i][t]) for i, t in enumerate(tokens)]
+    for n in range(K + 1):
+        chance = math.prod(passes[:n]) * (1 - passes[n] if n < K else 1)
+        for u in range(N) if chance else ():
+            accept = [0] * n + [N - 1] * (K - n)  # the least uniform always passes where p > 0, the greatest fails where p < q
+            got, token = rule.verify_sequence(tokens, draft, target, accept, [u] * (K + 1), int, N)
+            assert got == n
+            law[n, token] += chance / N
+    return law
+
+
+def test_law_of_two_drafts():
+    """K = 2 on 25 pairs of rows: the first two emitted tokens follow the target's product law."""
+    for case in range(25):
+        q0, q1, p0, p1, p2 = (
+            EIGHTHS[(case * step + shift) % 45] for step, shift in ((7, 1), (11, 5), (13, 2), (17, 9), (19, 30))
+        )
+        first, second = [Fraction(0)] * 3, [Fraction(0)] * 3  # the law of token 1; of token 2 where draft 1 stood
+        stood = Fraction(0)
+        for s, t in itertools.product(range(3), repeat=2):
+            chance_drafted = Fraction(q0[s] * q1[t], 64)
+            if chance_drafted:
+                for (n, token), chance in law_given_drafts([s, t], [q0, q1], [p0, p1, p2]).items():
+                    first[s if n else token] += chance_drafted * chance
+                    if n:
+                        stood += chance_drafted * chance
+                        second[t if n == 2 else token] += chance_drafted * chance
+        assert first == [Fraction(w, 8) for w in p0]
+        assert second == [stood * Fraction(w, 8) for w in p1]
+
+
+def test_by_hand():
+    """Quarters over 3 tokens, uniforms out of 4: draft 1 has q = 2/4, p = 1/4, so uniforms 0 and 1 accept, 2 and 3 do not."""
+    q, p, bonus = [1, 2, 1], [2, 1, 1], [0, 0, 4]
+
+    def verify(ua, us):
+        return rule.verify_sequence([1], [q], [p, bonus], [ua], [us, us], weight=int, uniform_range=4)
+
+    assert [verify(ua, 0) for ua in range(4)] == [(1, 2), (1, 2), (0, 0), (0, 0)]
+    assert [verify(3, us) for us in range(4)] == [(0, 0)] * 4  # the residual is [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "x, weight",
+    [(0.0, 0), (-1.0, 0), (float("nan"), 0), (float("-inf"), 0), (1.0, 2**44), (float("inf"), 2**44), (1.5, 2**44),
+     (0.5, 2**43), (2.0**-44, 1), (2.0**-45, 0), (2.0**-44 * 1.75, 1), (1e-45, 0)],
+)  # fmt: skip
+def test_fixed(x, weight):
+    assert rule.fixed(x) == weight
+    assert fixed_point.fixed(torch.tensor([x])).tolist() == [weight]
+
+
+@pytest.mark.parametrize(
+    "u, dtype, expected",
+    [(0.0, "float32", 0), (0.5, "float32", 2**62), (1.0, "float32", 2**63 - 2**39), (float("inf"), "float32", 2**63 - 2**39),
+     (float("nan"), "float32", 0), (-0.5, "float32", 0), (2.0**-63, "float32", 1), (2.0**-64, "float32", 0),
+     (1.0, "float64", 2**63 - 2**10), (float("inf"), "float64", 2**63 - 2**10), (float("nan"), "float64", 0),
+     (2.0**-63, "float64", 1), (2.0**-64, "float64", 0), (1 - 2.0**-53, "float64", 2**63 - 2**10), (-1.0, "float64", 0),
+     (-1, "int64", 2**63 - 1), (-(2**63), "int64", 0), (5, "int64", 5)],
+)  # fmt: skip
+def test_bits(u, dtype, expected):
+    tensor = torch.tensor([[u]], dtype=getattr(torch, dtype))
+    assert rule.as_bits(tensor) == [[expected]]
+    assert fixed_point.bits(tensor).tolist() == [[expected]]
+
+
+def test_scale_at_its_limits():
+    values = [0, 1, 2**21 - 1, 2**21, 2**42, 2**44, 2**62 + 12345, 2**63 - 1]
+    for u, n in itertools.product(values, repeat=2):
+        assert fixed_point.scale(torch.tensor(u), torch.tensor(n)).item() == u * n // 2**63
+
+
+def test_lists_are_read_as_float32_and_ints_as_bits():
+    """0.1 in float32 is more than 0.1, so a draft of 0.1 against a float32 0.1 still never rejects."""
+    tensors = rule.verify([[0]], torch.tensor([[[0.1, 0.9]]]), torch.tensor([[[0.1, 0.9], [0.5, 0.5]]]), [[-1]], [[0, 2**62]])
+    lists = rule.verify([[0]], [[[0.1, 0.9]]], [[[0.1, 0.9], [0.5, 0.5]]], [[-1]], [[0, 2**62]])
+    assert tensors == lists == ([1], [1])
+
+
+@pytest.mark.parametrize("case", json.loads((Path(__file__).parent / "edge_cases.json").read_text()), ids=lambda c: c["name"])
+def test_edge_case(case):
+    arguments = [
+        case[name] for name in ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "lengths")
+    ]
+    assert rule.verify(*arguments) == (case["accepted"], case["next_token"]), case["why"]
