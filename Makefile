@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
+DEVICE ?= cuda
 
-.PHONY: demo test lint hub bench
+.PHONY: demo test lint hub test-gpu bench
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -18,10 +19,9 @@ lint: .venv/installed
 hub: .venv/installed
 	$(BIN)/python tools/build_hub.py
 
-# On a machine with a GPU, in the environment that has its torch and Triton.
+# On a machine with a GPU, with the torch and Triton (and pytest, hypothesis, kernels) of that machine's Python.
 test-gpu:
-	$(PYTHON) tools/build_hub.py
-	PYTHONPATH=torch-ext $(PYTHON) -m pytest -m gpu
+	PYTHONPATH=torch-ext $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py)
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/bench.py

@@ -1,6 +1,7 @@
 """Host side of the Triton kernels: outputs, scratch, strides, grids, and the device they run on."""
 
 import contextlib
+import functools
 
 import torch
 import triton
@@ -44,18 +45,24 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     uniform_accept, uniform_sample = (
         u.view(torch.int64) if is_double else u for u, is_double in zip((uniform_accept, uniform_sample), float64)
     )
+    release = wait = None
+    options = {}
+    if overlap(device):
+        from .overlap import release, wait
+
+        options = {"launch_pdl": True}
     with on_device(device):
         sum_chunks[(B, triton.cdiv(chunks, config.chunks))](
             draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
             K, V_draft, V, *draft_tokens.stride(), *draft_strides, *target_strides,
             *uniform_accept.stride(), *uniform_sample.stride(), 0 if lengths is None else lengths.stride(0),
-            *float64, max(16, triton.next_power_of_2(K)), aligned, config.chunk, config.limbs, config.chunks, None,
+            *float64, max(16, triton.next_power_of_2(K)), aligned, config.chunk, config.limbs, config.chunks, release,
             num_warps=config.sum_warps,
         )  # fmt: skip
         locate[(B,)](
             draft_probs, target_probs, scratch, next_token, V_draft, V, *draft_strides, *target_strides,
-            aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks)), None,
-            num_warps=config.locate_warps,
+            aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks)), wait,
+            num_warps=config.locate_warps, **options,
         )  # fmt: skip
     return accepted, next_token
 
@@ -63,6 +70,12 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
 def is_aligned(probs):
     """Whether every row starts at a multiple of 16 bytes and holds a multiple of 16 entries."""
     return probs.data_ptr() % 16 == 0 and all(x % 16 == 0 for x in (probs.shape[2], *probs.stride()[:2]))
+
+
+@functools.lru_cache(None)
+def overlap(device):
+    """Whether the second launch may start inside the first: programmatic dependent launch, from Hopper on."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def on_device(device):

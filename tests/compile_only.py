@@ -1,0 +1,82 @@
+"""Compile every kernel that launch.verify can launch, for a GPU that is not here: python tests/compile_only.py TARGET.
+
+Prints one JSON line a compiled kernel: its name, what it was compiled for, and its assembly's count of what must not be there.
+"""
+
+import itertools
+import json
+import re
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from batches import random_batch
+from spec_verify_xpu.gpu import config, launch
+
+TARGETS = {
+    "sm_90": (GPUTarget("cuda", 90, 32), "ptx", {"fp64": r"\.f64", "atomics": r"\batom\.|\bred\."}),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), "amdgcn", {"fp64": r"_f64", "atomics": r"_atomic_"}),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), "amdgcn", {"fp64": r"_f64", "atomics": r"_atomic_"}),
+}
+
+
+class NoDevice(DriverBase):
+    """A driver for a target that is not here: Triton asks it what to compile for, and nothing else."""
+
+    def __init__(self, target):
+        self.target = target
+
+    @classmethod
+    def is_active(cls):
+        return True
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return self.target
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def get_benchmarker(self):
+        raise NotImplementedError
+
+    map_python_to_cpp_type = get_benchmarker
+
+
+class CompileOnly:
+    """Stands in for a kernel: kernel[grid](...) compiles for exactly these arguments, and launches nothing."""
+
+    def __init__(self, kernel, compiled):
+        self.kernel, self.compiled = kernel, compiled
+
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: self.compiled.append(self.kernel.warmup(*args, grid=grid, **kwargs))
+
+
+def compile_all(name):
+    target, language, forbidden = TARGETS[name]
+    triton.runtime.driver.set_active(NoDevice(target))
+    compiled = []
+    for kernel in ("sum_chunks", "locate"):
+        setattr(launch, kernel, CompileOnly(getattr(launch, kernel), compiled))
+    launch.overlap = lambda device: target.backend == "cuda"
+    for setting, V, one_hot in itertools.product((config.CUDA_FEW_ROWS, config.CUDA, config.XPU), (128, 129), (False, True)):
+        launch.configuration = lambda *_, setting=setting: setting
+        launch.verify(*random_batch(2, 3, V, one_hot=one_hot))
+    for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
+        launch.verify(*random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32))
+    for kernel in {kernel.hash: kernel for kernel in compiled}.values():
+        text = kernel.asm[language]
+        print(json.dumps({"kernel": kernel.metadata.name, **{k: len(re.findall(p, text)) for k, p in forbidden.items()}}))
+
+
+if __name__ == "__main__":
+    compile_all(sys.argv[1])
