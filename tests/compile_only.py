@@ -67,9 +67,12 @@ def compile_all(name):
     compiled = []
     for kernel in ("sum_chunks", "locate"):
         setattr(launch, kernel, CompileOnly(getattr(launch, kernel), compiled))
-    launch.overlap = lambda device: target.backend == "cuda"
-    for setting, V, one_hot in itertools.product((config.CUDA_FEW_ROWS, config.CUDA, config.XPU), (128, 129), (False, True)):
-        launch.configuration = lambda *_, setting=setting: setting
+    if target.backend == "cuda":
+        from spec_verify_xpu.gpu.overlap import release, wait
+
+        launch.backend_options = lambda device: (release, {}, wait, {"launch_pdl": True})
+    for setting, V, one_hot in itertools.product(("xpu", "cuda"), (128, 129), (False, True)):
+        config.CONFIGURATIONS["cpu"] = config.CONFIGURATIONS[setting]
         launch.verify(*random_batch(2, 3, V, one_hot=one_hot))
     for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
         launch.verify(*random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32))

@@ -69,7 +69,7 @@ def test_no_call_waits_for_the_device(generator, impl, device):
 
 
 def test_runs_behind_work_on_the_current_stream(device):
-    """Inputs still being written on a side stream: the launch queues behind them, and the overlapped second behind the first."""
+    """Inputs still being written on a side stream: the launch queues behind them, and the second launch behind the first."""
     module = torch.get_device_module(device)
     batches = [random_batch(64, 5, 8193, seed=s).to(device) for s in range(8)]
     expected = [torch.stack(batch.verify("triton")) for batch in batches]

@@ -63,13 +63,9 @@ def test_shape(B, K, V, why, one_hot, impl, device):
 
 
 @pytest.mark.parametrize("V, B", [(3, 4000), (100, 4000), (600, 2000)], ids=["few", "one_chunk", "two_chunks"])
-def test_ten_thousand_sequences(V, B, impl, device, is_interpreted):
-    """4,000 of three tokens (ties everywhere), 4,000 inside one chunk, 2,000 whose draw crosses from one chunk to the next.
-
-    A quarter of each under Triton's interpreter, which takes some 10 ms a sequence.
-    """
-    B = B // 4 if is_interpreted else B
-    assert_equals_rule(random_batch(B, 4, V, uniform=torch.float32, seed=V), impl, device)
+def test_ten_thousand_sequences(V, B, impl, device, sequences):
+    """4,000 of three tokens (ties everywhere), 4,000 inside one chunk, 2,000 whose draw crosses from one chunk to the next."""
+    assert_equals_rule(random_batch(sequences(B), 4, V, uniform=torch.float32, seed=V), impl, device)
 
 
 @pytest.mark.parametrize("V_draft, V", [(100, 130), (130, 100), (512, 600), (1, 700), (700, 1)])
@@ -121,8 +117,8 @@ def test_lengths_are_clamped(impl, device):
 
 @pytest.mark.parametrize("one_hot", [False, True], ids=["probs", "one_hot"])
 @pytest.mark.parametrize("V", [7, 600], ids=["one_chunk", "two_chunks"])
-def test_hostile_content(V, one_hot, impl, device):
-    assert_equals_rule(hostile_batch(200, 4, V, seed=V, one_hot=one_hot), impl, device)
+def test_hostile_content(V, one_hot, impl, device, sequences):
+    assert_equals_rule(hostile_batch(sequences(200), 4, V, seed=V, one_hot=one_hot), impl, device)
 
 
 @pytest.mark.parametrize("V", [512, 1024, 2049], ids=["full_chunk", "full_tile", "past_the_tile"])

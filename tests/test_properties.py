@@ -20,27 +20,29 @@ def test_accept_all_returns_k_and_draws_the_bonus(impl, device):
     assert next_token.tolist() == [b * 11 for b in range(8)]
 
 
-def test_reject_at_zero_draws_from_the_residual(impl, device):
+def test_reject_at_zero_draws_from_the_residual(impl, device, sequences):
     """The target gives the draft no mass, so none stands, and what is drawn never lies where p <= q."""
-    batch = random_batch(200, 3, 50)
-    batch.target_probs.scatter_(2, batch.draft_tokens[:, :1, None].expand(200, 4, 1), 0)
+    B = sequences(200)
+    batch = random_batch(B, 3, 50)
+    batch.target_probs.scatter_(2, batch.draft_tokens[:, :1, None].expand(B, 4, 1), 0)
     accepted, next_token = batch.to(device).verify(impl)
-    assert accepted.tolist() == [0] * 200
-    b = torch.arange(200)
+    assert accepted.tolist() == [0] * B
+    b = torch.arange(B)
     drawn = next_token.cpu()
     assert (batch.target_probs[b, 0, drawn] > batch.draft_probs[b, 0, drawn]).all()
 
 
-def test_identical_distributions_reject_nothing(impl, device):
+def test_identical_distributions_reject_nothing(impl, device, sequences):
     """Whatever the uniforms, the largest among them."""
-    batch = random_batch(100, 4, 64)
+    B = sequences(100)
+    batch = random_batch(B, 4, 64)
     batch.target_probs[:, :4] = batch.draft_probs
-    batch.uniform_accept[:50] = -1  # 63 ones
-    assert batch.to(device).verify(impl).accepted.tolist() == [4] * 100
+    batch.uniform_accept[: B // 2] = -1  # 63 ones
+    assert batch.to(device).verify(impl).accepted.tolist() == [4] * B
 
 
-def test_a_token_without_mass_is_never_drawn(impl, device):
-    batch = random_batch(300, 2, 40)
+def test_a_token_without_mass_is_never_drawn(impl, device, sequences):
+    batch = random_batch(sequences(300), 2, 40)
     batch.target_probs[..., ::2] = 0
     _, next_token = batch.to(device).verify(impl)
     assert (next_token % 2 == 1).all()
@@ -70,6 +72,21 @@ def test_a_sequence_does_not_depend_on_its_batch(batch_of_many, impl, device):
     assert torch.equal(torch.stack(pick(batch, rows[5:9]).verify(impl)), whole[:, 5:9])
 
 
+@pytest.mark.parametrize(
+    "chunk, chunks, lanes, limbs",
+    [(64, 4, 64, False), (256, 2, 32, False), (1024, 1, 256, False), (512, 4, 16, True), (128, 8, 16, True)],
+)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monkeypatch):
+    """Re-tiled: narrow, wide and many chunks a program, warps that read a chunk piece by piece, limbs and native sums."""
+    config = pytest.importorskip("spec_verify_xpu.gpu.config")
+    batch = random_batch(4, 3, 608 if aligned else 601).to(device)  # a part of a chunk at the end of each
+    whole = torch.stack(batch.verify("eager"))
+    tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2)
+    monkeypatch.setitem(config.CONFIGURATIONS, device.type, tiles)
+    assert torch.equal(torch.stack(batch.verify("triton")), whole)
+
+
 def test_padding_the_vocabulary_changes_nothing(batch_of_many, impl, device):
     """Entries without mass behind the last one, into another chunk and off its alignment."""
     batch = batch_of_many.to(device)
@@ -86,8 +103,8 @@ def test_inputs_are_not_written(batch_of_many, impl, device):
     assert all(torch.equal(x, y) for x, y in zip(batch, before))
 
 
-def test_generator_makes_a_run_reproducible(impl, device):
-    batch = random_batch(50, 4, 64).to(device)
+def test_generator_makes_a_run_reproducible(impl, device, sequences):
+    batch = random_batch(sequences(100), 4, 64).to(device)
 
     def run(seed):
         generator = torch.Generator(device).manual_seed(seed)

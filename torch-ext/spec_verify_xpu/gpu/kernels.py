@@ -19,8 +19,8 @@ def clamp(x):
 
 @triton.jit
 def fixed(x):
-    """Clamped probability -> int64 in [0, 2**44]."""
-    return (x * 17592186044416.0).to(tl.int64)
+    """Clamped probability -> int64 in [0, 2**44], by way of unsigned, which is half the work where 64 bits are emulated."""
+    return (x * 17592186044416.0).to(tl.uint64).to(tl.int64)
 
 
 @triton.jit
@@ -35,6 +35,20 @@ def limbs(x):
 def join(high, low):
     """Sums of 512 limbs -> int64. The high one is at most 512 * 2**22 = 2**31, one more than int32 holds."""
     return (high.to(tl.uint32, bitcast=True).to(tl.int64) << 22) + low.to(tl.int64)
+
+
+@triton.jit
+def add(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def sum_both(a, b, LIMBS: tl.constexpr):
+    """The sums of a [n] int64 and b [n] int32. An int64 sum by itself becomes a loop over the lanes on Intel GPUs."""
+    if LIMBS:
+        return tl.reduce((a, b), 0, add)
+    else:
+        return tl.sum(a, 0), tl.sum(b, 0)
 
 
 @triton.jit
@@ -68,61 +82,83 @@ def first_refused(tokens, draft, target, uniforms, length, V_draft, V, stride_to
     row = i.to(tl.int64)
     u = tl.load(uniforms + row * stride_uniform, mask=counts, other=0)
     t = tl.load(tokens + row * stride_token, mask=counts, other=-1)
-    is_draft = (t >= 0) & (t < V_draft)
+    is_draft = t.to(tl.uint64) < V_draft.to(tl.uint64)  # negative ids are huge
     t = tl.where(is_draft, t, -1).to(tl.int32)
-    p = fixed(clamp(tl.load(target + row * stride_target + t, mask=is_draft & (t < V), other=0.0)))
+    is_known = is_draft & (t < V)  # elsewhere p is 0, and no q can be accepted
+    p = fixed(clamp(tl.load(target + row * stride_target + t, mask=is_known, other=0.0)))
     if draft is None:
         q = tl.full((POSITIONS,), 17592186044416, tl.int64)  # 2**44: a draft without probabilities is certain
     else:
-        q = fixed(clamp(tl.load(draft + row * stride_draft + t, mask=is_draft, other=0.0)))
-    is_accepted = is_draft & (scale(bits(u, FLOAT64), q) < p)
-    n = tl.min(tl.where(counts & (is_accepted == 0), i, length), 0)
-    token = tl.max(tl.where(i == n, t, -1), 0)
-    return n.to(tl.int64), token
+        q = fixed(clamp(tl.load(draft + row * stride_draft + t, mask=is_known, other=0.0)))
+    is_accepted = scale(bits(u, FLOAT64), q) < p
+    n = tl.minimum(tl.min(tl.where(is_accepted, POSITIONS, i), 0), length)
+    return n.to(tl.int64), tl.max(tl.where(i == n, t, -1), 0)
 
 
 @triton.jit
-def row_pair(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr):
-    """Entries of chunks [n] as (p, min(p, q)), each [n, CHUNK], q being 0 where no draft was refused (token is -1).
+def entries(row, v, end, ALIGNED: tl.constexpr):
+    """Entries v [n, m] of a row, clamped, 0 from `end` on.
+
+    The loads have no mask, which is a branch on Intel GPUs: past the end they repeat an entry that exists, times 0. ALIGNED
+    rows start at 16 bytes and hold a multiple of 16 entries, so that loads are wide.
+    """
+    GROUP: tl.constexpr = 16 if ALIGNED else 1
+    start = v & -GROUP
+    at = tl.minimum(start, tl.maximum(end - GROUP, 0)) + (v & (GROUP - 1))
+    if ALIGNED:
+        at = tl.max_contiguous(tl.multiple_of(at, (1, 16)), (1, 16))
+        pointers = tl.multiple_of(row + at, (1, 16))
+    else:
+        pointers = row + at
+    return clamp(tl.load(pointers).to(tl.float32) * (start < end).to(tl.float32))  # NaN * 0 is NaN, which clamp makes 0
+
+
+@triton.jit
+def row_pair(draft, target, v, token, V_draft, V, ALIGNED: tl.constexpr):
+    """Entries v of the row pair as (p, min(p, q)), q being 0 where no draft was refused (token is -1).
 
     The weight max(0, p - q) is fixed(p) - fixed(min(p, q)), fixed being monotone.
     """
-    v = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    p_pointers = target + v
-    if ALIGNED:  # rows start at 16 bytes and hold a multiple of 16 entries, so loads are wide
-        p_pointers = tl.multiple_of(p_pointers, (1, 16))
-        V, V_draft = V // 16 * 16, V_draft // 16 * 16
-    p = clamp(tl.load(p_pointers, mask=v < V, other=0.0))
+    p = entries(target, v, V, ALIGNED)
     if draft is None:
         return tl.where(v == token, 0.0, p), tl.zeros_like(p)
     else:
-        q_pointers = draft + v
-        if ALIGNED:
-            q_pointers = tl.multiple_of(q_pointers, (1, 16))
-        q = clamp(tl.load(q_pointers, mask=v < tl.where(token < 0, 0, V_draft), other=0.0))
-        return p, tl.minimum(p, q)
+        return p, tl.minimum(p, entries(draft, v, tl.where(token < 0, 0, V_draft), ALIGNED))
 
 
 @triton.jit
-def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr):
-    """The mass of chunks [n]: [n] int64."""
-    p, q = row_pair(draft, target, chunk, token, V_draft, V, ALIGNED, CHUNK)
+def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr,
+               LIMBS: tl.constexpr):
+    """The mass of chunks [n], read SEGMENT entries at a time: [n] int64."""
+    v = chunk[:, None] * CHUNK + tl.arange(0, SEGMENT)[None, :]
     if LIMBS:
-        p_high, p_low = limbs(p)
-        q_high, q_low = limbs(q)
-        return join(tl.sum(p_high - q_high, 1), tl.sum(p_low - q_low, 1))
+        high = tl.zeros_like(v)
+        low = tl.zeros_like(v)
+        for start in range(0, CHUNK, SEGMENT):
+            p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED)
+            p_high, p_low = limbs(p)
+            q_high, q_low = limbs(q)
+            high += p_high - q_high
+            low += p_low - q_low
+        return join(tl.sum(high, 1), tl.sum(low, 1))
     else:
-        return tl.sum(fixed(p) - fixed(q), 1)
+        mass = tl.zeros_like(v).to(tl.int64)
+        for start in range(0, CHUNK, SEGMENT):
+            p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED)
+            mass += fixed(p) - fixed(q)
+        return tl.sum(mass, 1)
 
 
 @triton.jit
 def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr):
     """The running mass inside each of chunks [n]: [n, CHUNK] int64."""
-    p, q = row_pair(draft, target, chunk, token, V_draft, V, ALIGNED, CHUNK)
+    v = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    p, q = row_pair(draft, target, v, token, V_draft, V, ALIGNED)
     if LIMBS:
         p_high, p_low = limbs(p)
         q_high, q_low = limbs(q)
-        return join(tl.cumsum(p_high - q_high, 1), tl.cumsum(p_low - q_low, 1))
+        high, low = tl.associative_scan((p_high - q_high, p_low - q_low), 1, add)
+        return join(high, low)
     else:
         return tl.cumsum(fixed(p) - fixed(q), 1)
 
@@ -130,7 +166,7 @@ def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr,
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "lengths", "scratch", "accepted",
-    "next_token", "K", "V_draft", "V", "stride_token_b", "stride_token_k", "stride_draft_b", "stride_draft_k",
+    "next_token", "K", "V_draft", "V", "chunks", "stride_token_b", "stride_token_k", "stride_draft_b", "stride_draft_k",
     "stride_target_b", "stride_target_k", "stride_accept_b", "stride_accept_k", "stride_sample_b", "stride_sample_k",
     "stride_lengths",
 ]  # fmt: skip
@@ -138,10 +174,11 @@ UNSPECIALIZED = [
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
-               K, V_draft, V, stride_token_b, stride_token_k, stride_draft_b, stride_draft_k, stride_target_b,
+               K, V_draft, V, chunks, stride_token_b, stride_token_k, stride_draft_b, stride_draft_k, stride_target_b,
                stride_target_k, stride_accept_b, stride_accept_k, stride_sample_b, stride_sample_k, stride_lengths,
                FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
-               CHUNK: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
+               CHUNK: tl.constexpr, SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr,
+               release: tl.constexpr):
     """grid (B, ceil(chunks / CHUNKS)): each program finds the refused position, and sums CHUNKS chunks of its row pair."""
     if release is not None:
         release()
@@ -160,12 +197,11 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
                              stride_draft_k, stride_target_k, stride_accept_k, FLOAT64_ACCEPT, POSITIONS)
     target_probs += n * stride_target_k
     if draft_probs is not None:
-        draft_probs += n * stride_draft_k
+        draft_probs += tl.where(token < 0, 0, n) * stride_draft_k  # a row that exists, also past the last draft
 
-    chunks = tl.cdiv(V, CHUNK)
     scratch += b * (HEADER + chunks)
     chunk = c * CHUNKS + tl.arange(0, CHUNKS)
-    sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+    sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
     tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
     if c == 0:
         u = bits(tl.load(uniform_sample + b * stride_sample_b + n * stride_sample_k), FLOAT64_SAMPLE)
@@ -176,12 +212,11 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def locate(draft_probs, target_probs, scratch, next_token, V_draft, V, stride_draft_b, stride_draft_k, stride_target_b,
+def locate(draft_probs, target_probs, scratch, next_token, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b,
            stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
            wait: tl.constexpr):
     """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it."""
     b = tl.program_id(0).to(tl.int64)
-    chunks = tl.cdiv(V, CHUNK)
     scratch += b * (HEADER + chunks)
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
@@ -193,25 +228,21 @@ def locate(draft_probs, target_probs, scratch, next_token, V_draft, V, stride_dr
     sums = tl.load(scratch + HEADER + i, mask=i < chunks, other=0)
     target_probs += b * stride_target_b + n * stride_target_k
     if draft_probs is not None:
-        draft_probs += b * stride_draft_b + n * stride_draft_k
+        draft_probs += b * stride_draft_b + tl.where(token < 0, 0, n) * stride_draft_k
 
-    total = tl.sum(sums, 0)
-    threshold = scale(u, total)
-    is_before = tl.cumsum(sums, 0) <= threshold
-    chunk = tl.sum(is_before.to(tl.int32), 0)
-    before = tl.sum(tl.where(is_before, sums, 0), 0)
+    total, _ = sum_both(sums, i, LIMBS)
+    cumulative = tl.cumsum(sums, 0)
     if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
         token = tl.full((), -1, tl.int32)
         for c in range(0, chunks):
-            total += tl.sum(chunk_sums(draft_probs, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS))
-        threshold = scale(u, total)
-        chunk = tl.full((), 0, tl.int32)
-        cumulative = tl.full((), 0, tl.int64)
-        for c in range(0, chunks):
-            cumulative += tl.sum(chunk_sums(draft_probs, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS))
-            chunk += (cumulative <= threshold).to(tl.int32)
-            before = tl.where(cumulative <= threshold, cumulative, before)
+            mass = tl.sum(chunk_sums(None, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, CHUNK, LIMBS))
+            sums = tl.where(i == c, mass, sums)
+            total += mass
+        cumulative = tl.cumsum(sums, 0)
 
-    running = before + running_sums(draft_probs, target_probs, chunk + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
-    entry = tl.sum((running <= threshold).to(tl.int32))
+    threshold = scale(u, total)
+    is_before = cumulative <= threshold
+    before, chunk = sum_both(tl.where(is_before, sums, 0), is_before.to(tl.int32), LIMBS)
+    running = running_sums(draft_probs, target_probs, chunk + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+    entry = tl.sum((running <= threshold - before).to(tl.int32))
     tl.store(next_token + b, tl.where(total > 0, chunk * CHUNK + entry, 0).to(tl.int64))

@@ -6,7 +6,7 @@ import functools
 import torch
 import triton
 
-from .config import configuration
+from .config import CONFIGURATIONS
 from .kernels import HEADER, locate, sum_chunks
 
 
@@ -30,13 +30,15 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     """Arguments as in `api.verify`, validated, uniforms given. Returns accepted [B] and next_token [B], int64."""
     (B, K), V = draft_tokens.shape, target_probs.shape[-1]
     device = target_probs.device
-    config = configuration(device.type, B, V)
+    config = CONFIGURATIONS[device.type]
     chunks = triton.cdiv(V, config.chunk)
     accepted = torch.empty(B, dtype=torch.int64, device=device)
     next_token = torch.empty(B, dtype=torch.int64, device=device)
     if B == 0:
         return accepted, next_token
     scratch = torch.empty(B * (HEADER.value + chunks), dtype=torch.int64, device=device)
+    if K == 0:
+        draft_probs = None  # it has no row that a load could touch
     V_draft = V if draft_probs is None else draft_probs.shape[-1]
     draft_strides = (0, 0) if draft_probs is None else draft_probs.stride()[:2]
     target_strides = target_probs.stride()[:2]
@@ -45,24 +47,20 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     uniform_accept, uniform_sample = (
         u.view(torch.int64) if is_double else u for u, is_double in zip((uniform_accept, uniform_sample), float64)
     )
-    release = wait = None
-    options = {}
-    if overlap(device):
-        from .overlap import release, wait
-
-        options = {"launch_pdl": True}
+    release, sum_options, wait, locate_options = backend_options(device)
     with on_device(device):
         sum_chunks[(B, triton.cdiv(chunks, config.chunks))](
             draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
-            K, V_draft, V, *draft_tokens.stride(), *draft_strides, *target_strides,
+            K, V_draft, V, chunks, *draft_tokens.stride(), *draft_strides, *target_strides,
             *uniform_accept.stride(), *uniform_sample.stride(), 0 if lengths is None else lengths.stride(0),
-            *float64, max(16, triton.next_power_of_2(K)), aligned, config.chunk, config.limbs, config.chunks, release,
-            num_warps=config.sum_warps,
+            *float64, max(16, triton.next_power_of_2(K)),
+            aligned, config.chunk, config.segment(aligned), config.limbs, config.chunks, release,
+            num_warps=config.sum_warps, **sum_options,
         )  # fmt: skip
         locate[(B,)](
-            draft_probs, target_probs, scratch, next_token, V_draft, V, *draft_strides, *target_strides,
+            draft_probs, target_probs, scratch, next_token, V_draft, V, chunks, *draft_strides, *target_strides,
             aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks)), wait,
-            num_warps=config.locate_warps, **options,
+            num_warps=config.locate_warps, **locate_options,
         )  # fmt: skip
     return accepted, next_token
 
@@ -73,9 +71,17 @@ def is_aligned(probs):
 
 
 @functools.lru_cache(None)
-def overlap(device):
-    """Whether the second launch may start inside the first: programmatic dependent launch, from Hopper on."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+def backend_options(device):
+    """What the two kernels take on this device alone: (release, options of sum_chunks, wait, options of locate)."""
+    if device.type == "xpu":
+        from .xpu import OPTIONS
+
+        return None, OPTIONS, None, OPTIONS
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
+        from .overlap import release, wait  # programmatic dependent launch, from Hopper on
+
+        return release, {}, wait, {"launch_pdl": True}
+    return None, {}, None, {}
 
 
 def on_device(device):
