@@ -70,9 +70,11 @@ def compile_all(name):
     if target.backend == "cuda":
         from spec_verify_xpu.gpu.overlap import release, wait
 
-        launch.backend_options = lambda device: (release, {}, wait, {"launch_pdl": True})
-    for setting, V, one_hot in itertools.product(("xpu", "cuda"), (128, 129), (False, True)):
-        config.CONFIGURATIONS["cpu"] = config.CONFIGURATIONS[setting]
+        facts = launch.DeviceFacts(release=release, wait=wait, locate_options={"launch_pdl": True})
+        launch.device_facts = lambda device: facts
+    settings = {*config.CONFIGURATIONS["cuda"], *config.CONFIGURATIONS["xpu"]}
+    for setting, V, one_hot in itertools.product(settings, (128, 129), (False, True)):
+        config.CONFIGURATIONS["cpu"] = (setting,)
         launch.verify(*random_batch(2, 3, V, one_hot=one_hot))
     for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
         launch.verify(*random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32))

@@ -140,3 +140,19 @@ assert torch.equal(torch.stack(sv.verify(*inputs)), torch.stack(sv.verify(*input
     environment = {**os.environ, "LOCAL_KERNELS": f"phanerozoic/spec-verify-xpu={ROOT}", "HF_HUB_OFFLINE": "1"}
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_kept_kernels_are_run_as_triton_runs_them(device):
+    """By its own launch and by the kept handle: the same, also after other shapes and dtypes."""
+    handles = pytest.importorskip("spec_verify_xpu.gpu.handles")
+    if not handles.keeps_handles(device):
+        pytest.skip("this Triton's handles are not known on this device")
+    handles.compiled_kernels.clear()
+    shapes = [(5, 4096, torch.float32), (3, 4095, torch.float32), (17, 100, torch.bfloat16), (0, 64, torch.float32)]
+    batches = [random_batch(5, K, V, dtype=dtype, seed=V).to(device) for K, V, dtype in shapes]
+    first = [torch.stack(batch.verify("triton")) for batch in batches]
+    kept = len(handles.compiled_kernels)
+    again = [torch.stack(batch.verify("triton")) for batch in batches]
+    assert len(handles.compiled_kernels) == kept > 0
+    assert all(map(torch.equal, first, again))
+    assert all(torch.equal(x, torch.stack(batch.verify("eager"))) for x, batch in zip(first, batches))

@@ -83,7 +83,7 @@ def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monk
     batch = random_batch(4, 3, 608 if aligned else 601).to(device)  # a part of a chunk at the end of each
     whole = torch.stack(batch.verify("eager"))
     tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2)
-    monkeypatch.setitem(config.CONFIGURATIONS, device.type, tiles)
+    monkeypatch.setitem(config.CONFIGURATIONS, device.type, (tiles,))
     assert torch.equal(torch.stack(batch.verify("triton")), whole)
 
 
@@ -157,3 +157,19 @@ def test_chi_square_catches_a_wrong_rule():
     expected = torch.zeros(16, dtype=torch.float64).index_add_(0, groups, p.double()) * draws
     counts = torch.bincount(groups[torch.multinomial(q, draws, replacement=True, generator=g)], minlength=16)
     assert float(((counts - expected) ** 2 / expected).sum()) > 60
+
+
+@pytest.mark.parametrize(
+    "B, V, threads, chunk",
+    [
+        (1, 32000, 768, 128),  # Iris Xe, batch 1: 63 long chunks would leave most of its threads idle
+        (8, 32000, 768, 128),  # 504 of them still
+        (16, 32000, 768, 512),  # 1,008 fill it
+        (1, 151936, 768, 512),  # 1,187 short chunks are more sums than one search should hold
+        (1, 2**19 - 1, 768, 512),  # the largest vocabulary, whatever its sums
+        (8, 32000, 8192, 128),  # a large GPU
+    ],
+)
+def test_intel_configuration(B, V, threads, chunk):
+    config = pytest.importorskip("spec_verify_xpu.gpu.config")
+    assert config.choose(config.CONFIGURATIONS["xpu"], B, V, threads).chunk == chunk

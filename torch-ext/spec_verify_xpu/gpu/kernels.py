@@ -74,14 +74,14 @@ def scale(u, n):
 
 
 @triton.jit
-def first_refused(tokens, draft, target, uniforms, length, V_draft, V, stride_token, stride_draft, stride_target,
-                  stride_uniform, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr):
+def first_refused(tokens, draft, target, uniforms, length, V_draft, V, stride_draft, stride_target, FLOAT64: tl.constexpr,
+                  POSITIONS: tl.constexpr):
     """(n, token): the first position not accepted, or length; and the draft refused there, -1 if there is none."""
     i = tl.arange(0, POSITIONS)
     counts = i < length
     row = i.to(tl.int64)
-    u = tl.load(uniforms + row * stride_uniform, mask=counts, other=0)
-    t = tl.load(tokens + row * stride_token, mask=counts, other=-1)
+    u = tl.load(uniforms + i, mask=counts, other=0)
+    t = tl.load(tokens + i, mask=counts, other=-1)
     is_draft = t.to(tl.uint64) < V_draft.to(tl.uint64)  # negative ids are huge
     t = tl.where(is_draft, t, -1).to(tl.int32)
     is_known = is_draft & (t < V)  # elsewhere p is 0, and no q can be accepted
@@ -166,16 +166,13 @@ def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr,
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "lengths", "scratch", "accepted",
-    "next_token", "K", "V_draft", "V", "chunks", "stride_token_b", "stride_token_k", "stride_draft_b", "stride_draft_k",
-    "stride_target_b", "stride_target_k", "stride_accept_b", "stride_accept_k", "stride_sample_b", "stride_sample_k",
-    "stride_lengths",
+    "next_token", "K", "V_draft", "V", "chunks", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
-               K, V_draft, V, chunks, stride_token_b, stride_token_k, stride_draft_b, stride_draft_k, stride_target_b,
-               stride_target_k, stride_accept_b, stride_accept_k, stride_sample_b, stride_sample_k, stride_lengths,
+               K, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
                FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
                CHUNK: tl.constexpr, SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr,
                release: tl.constexpr):
@@ -184,17 +181,15 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
         release()
     b = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1)
-    draft_tokens += b * stride_token_b
     target_probs += b * stride_target_b
-    uniform_accept += b * stride_accept_b
     if draft_probs is not None:
         draft_probs += b * stride_draft_b
     length = K
     if lengths is not None:
-        length = tl.minimum(tl.maximum(tl.load(lengths + b * stride_lengths), 0), K).to(tl.int32)
+        length = tl.minimum(tl.maximum(tl.load(lengths + b), 0), K).to(tl.int32)
 
-    n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, length, V_draft, V, stride_token_k,
-                             stride_draft_k, stride_target_k, stride_accept_k, FLOAT64_ACCEPT, POSITIONS)
+    n, token = first_refused(draft_tokens + b * K, draft_probs, target_probs, uniform_accept + b * K, length, V_draft, V,
+                             stride_draft_k, stride_target_k, FLOAT64_ACCEPT, POSITIONS)
     target_probs += n * stride_target_k
     if draft_probs is not None:
         draft_probs += tl.where(token < 0, 0, n) * stride_draft_k  # a row that exists, also past the last draft
@@ -204,7 +199,7 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
     sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
     tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
     if c == 0:
-        u = bits(tl.load(uniform_sample + b * stride_sample_b + n * stride_sample_k), FLOAT64_SAMPLE)
+        u = bits(tl.load(uniform_sample + b * (K + 1) + n), FLOAT64_SAMPLE)
         tl.store(scratch, n)
         tl.store(scratch + 1, token.to(tl.int64))
         tl.store(scratch + 2, u)

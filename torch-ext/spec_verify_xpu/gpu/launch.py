@@ -2,11 +2,14 @@
 
 import contextlib
 import functools
+from dataclasses import dataclass, field
+from typing import Callable, Optional
 
 import torch
 import triton
 
-from .config import CONFIGURATIONS
+from .config import CONFIGURATIONS, choose
+from .handles import keeps_handles, launch
 from .kernels import HEADER, locate, sum_chunks
 
 
@@ -30,7 +33,8 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     """Arguments as in `api.verify`, validated, uniforms given. Returns accepted [B] and next_token [B], int64."""
     (B, K), V = draft_tokens.shape, target_probs.shape[-1]
     device = target_probs.device
-    config = CONFIGURATIONS[device.type]
+    on = device_facts(device)
+    config = choose(CONFIGURATIONS[device.type], B, V, on.threads)
     chunks = triton.cdiv(V, config.chunk)
     accepted = torch.empty(B, dtype=torch.int64, device=device)
     next_token = torch.empty(B, dtype=torch.int64, device=device)
@@ -39,30 +43,42 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     scratch = torch.empty(B * (HEADER.value + chunks), dtype=torch.int64, device=device)
     if K == 0:
         draft_probs = None  # it has no row that a load could touch
-    V_draft = V if draft_probs is None else draft_probs.shape[-1]
-    draft_strides = (0, 0) if draft_probs is None else draft_probs.stride()[:2]
-    target_strides = target_probs.stride()[:2]
+    sizes = (V if draft_probs is None else draft_probs.shape[-1], V, chunks)
+    strides = ((0, 0) if draft_probs is None else draft_probs.stride()[:2]) + target_probs.stride()[:2]
     aligned = is_aligned(target_probs) and (draft_probs is None or is_aligned(draft_probs))
-    float64 = [u.dtype == torch.float64 for u in (uniform_accept, uniform_sample)]
-    uniform_accept, uniform_sample = (
-        u.view(torch.int64) if is_double else u for u, is_double in zip((uniform_accept, uniform_sample), float64)
+    inputs = (
+        draft_tokens.contiguous(),
+        draft_probs,
+        target_probs,
+        fields(uniform_accept).contiguous(),
+        fields(uniform_sample).contiguous(),
+        lengths if lengths is None else lengths.contiguous(),
     )
-    release, sum_options, wait, locate_options = backend_options(device)
     with on_device(device):
-        sum_chunks[(B, triton.cdiv(chunks, config.chunks))](
-            draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
-            K, V_draft, V, chunks, *draft_tokens.stride(), *draft_strides, *target_strides,
-            *uniform_accept.stride(), *uniform_sample.stride(), 0 if lengths is None else lengths.stride(0),
-            *float64, max(16, triton.next_power_of_2(K)),
-            aligned, config.chunk, config.segment(aligned), config.limbs, config.chunks, release,
-            num_warps=config.sum_warps, **sum_options,
+        launch(
+            sum_chunks, (B, triton.cdiv(chunks, config.chunks), 1), device, on.keep,
+            pointers=(*inputs, scratch, accepted),
+            integers=(K, *sizes, *strides),
+            constants=(
+                uniform_accept.dtype == torch.float64, uniform_sample.dtype == torch.float64,
+                max(16, triton.next_power_of_2(K)), aligned, config.chunk, config.segment(aligned), config.limbs,
+                config.chunks, on.release,
+            ),
+            options={"num_warps": config.sum_warps, **on.sum_options},
         )  # fmt: skip
-        locate[(B,)](
-            draft_probs, target_probs, scratch, next_token, V_draft, V, chunks, *draft_strides, *target_strides,
-            aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks)), wait,
-            num_warps=config.locate_warps, **locate_options,
+        launch(
+            locate, (B, 1, 1), device, on.keep,
+            pointers=(draft_probs, target_probs, scratch, next_token),
+            integers=(*sizes, *strides),
+            constants=(aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks)), on.wait),
+            options={"num_warps": config.locate_warps, **on.locate_options},
         )  # fmt: skip
     return accepted, next_token
+
+
+def fields(uniforms):
+    """float64 as int64, its fields: no kernel computes in fp64."""
+    return uniforms.view(torch.int64) if uniforms.dtype == torch.float64 else uniforms
 
 
 def is_aligned(probs):
@@ -70,18 +86,30 @@ def is_aligned(probs):
     return probs.data_ptr() % 16 == 0 and all(x % 16 == 0 for x in (probs.shape[2], *probs.stride()[:2]))
 
 
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What is done on one device alone."""
+
+    threads: int = 0  # warps that an Intel GPU holds at once; elsewhere nothing depends on it
+    keep: bool = False  # whether compiled kernels are kept and run by handles.py
+    release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
+    wait: Optional[Callable] = None
+    sum_options: dict = field(default_factory=dict)
+    locate_options: dict = field(default_factory=dict)
+
+
 @functools.lru_cache(None)
-def backend_options(device):
-    """What the two kernels take on this device alone: (release, options of sum_chunks, wait, options of locate)."""
+def device_facts(device):
     if device.type == "xpu":
         from .xpu import OPTIONS
 
-        return None, OPTIONS, None, OPTIONS
+        threads = 8 * torch.xpu.get_device_properties(device).gpu_eu_count  # 8 an execution unit, 7 on Iris Xe
+        return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS)
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
-        return release, {}, wait, {"launch_pdl": True}
-    return None, {}, None, {}
+        return DeviceFacts(keep=keeps_handles(device), release=release, wait=wait, locate_options={"launch_pdl": True})
+    return DeviceFacts(keep=keeps_handles(device))
 
 
 def on_device(device):
