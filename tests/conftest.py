@@ -21,8 +21,12 @@ def device(request):
     return torch.device(request.config.getoption("--device"))
 
 
-@pytest.fixture(params=["eager", "triton"])
-def impl(request):
+@pytest.fixture(params=["eager", "triton", "numba"])
+def impl(request, device):
+    if request.param == "numba":
+        if device.type != "cpu":
+            pytest.skip("Numba runs on the CPU")
+        pytest.importorskip("numba")
     return request.param
 
 

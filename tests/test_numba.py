@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from batches import Batch, hostile_batch, random_batch
+from spec_verify_xpu import rule
+from spec_verify_xpu.fixed_point import fixed
 from test_parity import EDGE_CASES, edge_case_batch
 
 numba = pytest.importorskip("numba")
@@ -88,6 +90,44 @@ def test_every_mix_of_dtypes():
         ids = base.draft_tokens if tokens == torch.int64 else base.draft_tokens.clamp(-(2**31), 2**31 - 1).int()
         uniforms = uniform(0, accept), uniform(1, sample)
         assert_equals_rule(Batch(ids, base.draft_probs, base.target_probs.to(target), *uniforms, base.lengths.to(lengths)))
+
+
+@pytest.mark.parametrize("dtype", PROBABILITY_DTYPES[1:])
+def test_every_half(dtype):
+    """All 2**16 values: certain drafts are accepted up to the last uniform below the target's probability, and no further."""
+    target_probs = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).view(-1, 1, 1).expand(-1, 2, 1)
+    p = fixed(target_probs[:, :1, 0])
+    drafts = torch.zeros_like(p)
+    uniform_sample = torch.zeros(len(p), 2, dtype=torch.int64)
+
+    def accepted(steps):  # a step is the smallest difference of uniforms that a certain draft can see
+        return compiled_cpu.verify(drafts, None, target_probs, steps * 2**19, uniform_sample, None)[0].bool()[:, None]
+
+    assert torch.equal(accepted((p - 1).clamp(min=0)), p > 0)
+    assert torch.equal(accepted(p.clamp(max=rule.ONE - 1)), p == rule.ONE)
+
+
+def test_threshold_at_the_edge_of_a_block():
+    """Eighths of a flat row of two blocks, each the first token past them, and no token of a block without mass."""
+    flat = torch.full((1, 1, 1024), 2.0**-10).repeat(8, 1, 1)
+    none = torch.zeros(8, 0)
+    eighths = torch.arange(8)[:, None] * 2**60
+    assert compiled_cpu.verify(none.long(), None, flat, none, eighths, None)[1].tolist() == list(range(0, 1024, 128))
+    flat[..., :600] = 0
+    assert compiled_cpu.verify(none.long(), None, flat, none, eighths, None)[1].tolist() == list(range(600, 1024, 53))
+
+
+@pytest.mark.parametrize(
+    "dtype, mass, token", [(torch.float32, 2.0**-25, 0), (torch.float32, 2.0**-23, 1), (torch.float64, 2.0**-44, 1)]
+)
+def test_largest_uniform(dtype, mass, token):
+    """1 and more count as the largest below 1. It reaches a last token of this mass, or in float32 misses it by its step."""
+    step = 2.0**-24 if dtype == torch.float32 else 2.0**-53
+    u = torch.tensor([[1 - step], [1], [2], [torch.inf]], dtype=dtype)
+    none = torch.zeros(4, 0, dtype=torch.int64)
+    batch = Batch(none, None, torch.tensor([1, mass]).expand(4, 1, 2), none, u)
+    assert compiled_cpu.verify(*batch)[1].tolist() == [token] * 4
+    assert_equals_rule(batch)
 
 
 def test_longest_rows_of_ones():

@@ -23,13 +23,13 @@ def run(code, **environment):
 
 
 def test_import_takes_no_optional_library():
-    """Importing, and verifying on the CPU, brings in neither Triton nor Numba nor a hub library."""
+    """Importing, and verifying with eager, brings in neither Triton nor Numba nor a hub library."""
     code = """
 import sys, torch
 before = set(sys.modules)
 import spec_verify_xpu as sv
 one = torch.ones(1, 2, 3) / 3
-sv.verify(torch.zeros(1, 1, dtype=torch.int64), one[:, :1], one)
+sv.verify(torch.zeros(1, 1, dtype=torch.int64), one[:, :1], one, impl="eager")
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 assert not new & {"triton", "numba", "kernels", "huggingface_hub", "numpy", "hypothesis"}, new
 """
@@ -37,19 +37,20 @@ assert not new & {"triton", "numba", "kernels", "huggingface_hub", "numpy", "hyp
     assert result.returncode == 0, result.stderr
 
 
-def test_works_without_triton():
-    """CPU builds of torch have none: eager and the reference run, and "triton" is an error that says why."""
-    code = """
+@pytest.mark.parametrize("library", ["triton", "numba"])
+def test_works_without_optional_library(library):
+    """CPU builds of torch have no Triton: eager and the reference run, and asking by name is an error that says why."""
+    code = f"""
 import sys
-sys.modules["triton"] = None
+sys.modules["triton"] = sys.modules["numba"] = None
 import torch, spec_verify_xpu as sv
 one = torch.ones(1, 2, 3) / 3
 for impl in ("auto", "eager", "reference"):
     sv.verify(torch.zeros(1, 1, dtype=torch.int64), one[:, :1], one, impl=impl)
 try:
-    sv.verify(torch.zeros(1, 1, dtype=torch.int64), one[:, :1], one, impl="triton")
+    sv.verify(torch.zeros(1, 1, dtype=torch.int64), one[:, :1], one, impl="{library}")
 except ValueError as error:
-    assert str(error).startswith("impl: expected Triton"), error
+    assert str(error).startswith("impl: expected {library.capitalize()}"), error
 else:
     raise AssertionError("no error")
 """
@@ -57,7 +58,7 @@ else:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("module", ["rule", "fixed_point", "eager", "validation", "ops", "api"])
+@pytest.mark.parametrize("module", ["rule", "fixed_point", "eager", "compiled_cpu", "validation", "ops", "api"])
 def test_imports_flow_one_way(module):
     """rule imports nothing of ours; implementations do not import one another, nor what calls them."""
     allowed = {
@@ -65,7 +66,8 @@ def test_imports_flow_one_way(module):
         "fixed_point": {"rule"},
         "eager": {"rule", "fixed_point"},
         "validation": {"rule"},
-        "ops": {"_ops", "gpu.launch", "eager", "rule"},
+        "ops": {"_ops", "gpu.launch", "compiled_cpu", "eager", "rule"},
+        "compiled_cpu": {"fixed_point", "rule"},
         "api": {"ops", "validation"},
     }
     source = (ROOT / "torch-ext/spec_verify_xpu" / f"{module}.py").read_text()
@@ -76,7 +78,7 @@ def test_imports_flow_one_way(module):
 def test_report():
     result = run("import runpy; runpy.run_module('spec_verify_xpu', run_name='__main__')", TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"triton +52 of 52 sequences equal the rule\n +eager +52 of 52", result.stdout)
+    assert re.search(r"triton +52 of 52 sequences equal the rule\n +numba +52 of 52.*\n +eager +52 of 52", result.stdout)
     assert "all equal to the rule" in result.stdout
 
 

@@ -12,6 +12,8 @@ import torch
 from . import __version__, rule, verify
 from .ops import implementation
 
+IMPLEMENTATION_OF = {"launch": "triton", "compiled_cpu": "numba", "eager": "eager"}  # by the module that runs it
+
 
 def devices():
     """The CPU, and every GPU that torch can use."""
@@ -58,9 +60,9 @@ def main():
     print(f"torch {torch.__version__} ({backends}), Triton {triton}")
     failures = 0
     for device in devices():
-        auto = implementation(device.type, "auto").__module__.rsplit(".", 1)[-1]
-        print(f"\n{device}: {describe(device)}; impl='auto' takes {'triton' if auto == 'launch' else auto}")
-        for impl in ("triton", "eager"):
+        auto = IMPLEMENTATION_OF[implementation(device.type, "auto").__module__.rsplit(".", 1)[-1]]
+        print(f"\n{device}: {describe(device)}; impl='auto' takes {auto}")
+        for impl in IMPLEMENTATION_OF.values():
             try:
                 total, wrong = self_check(device, impl)
             except ValueError as error:

@@ -56,8 +56,8 @@ def verify(
     generator
         The source of the uniforms that are drawn here. None: the device's default.
     impl
-        "triton", "eager" (vectorised torch) or "reference" (rule.py), which never fall back to another; "auto" takes
-        Triton on a GPU that has it and eager elsewhere.
+        "triton", "numba" (CPU), "eager" (vectorised torch) or "reference" (rule.py), which never fall back to another;
+        "auto" takes Triton on a GPU and Numba on the CPU where they are installed, and eager elsewhere.
 
     Returns
     -------

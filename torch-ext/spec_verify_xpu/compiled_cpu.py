@@ -196,7 +196,7 @@ def verify_sequences(first, last, K, V_draft, V, draft_tokens, draft_probs, targ
     shared = min(V, V_draft)
     nothing = (np.int64(0), NOTHING)
     for b in range(first, last):
-        length = K if lengths[1] == NOTHING else min(max(load_int(*at(lengths, b, 0)), 0), K)
+        length = K if lengths[1] == NOTHING else min(load_int(*at(lengths, b, 0)), K)
         n, draft = 0, nothing
         while n < length:
             token = load_int(*at(draft_tokens, b, n))

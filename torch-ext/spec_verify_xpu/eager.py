@@ -2,7 +2,7 @@
 
 import torch
 
-from .fixed_point import bits, fixed, scale
+from .fixed_point import bits, fixed, scale, unit
 from .rule import ONE
 
 CHUNK = 512  # entries of a row that are summed before they are searched
@@ -27,28 +27,29 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     # Past the last draft there is nothing to subtract, nor where a placeholder ended the draft.
     end = accepted[:, None]
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
-    target = in_chunks(fixed(target_probs[sequence, accepted]))  # [B, chunks, CHUNK]
-    residual = target.clone()
+    p_row = unit(target_probs[sequence, accepted])  # [B, V]
+    weights = in_chunks(p_row * float(ONE))  # [B, chunks, CHUNK]
     if draft_probs is None:
         token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end).clamp(0, V - 1)
-        own = residual.flatten(1)
+        own = weights.flatten(1)
         own.scatter_(1, token, own.gather(1, token) * ~rejected)
     elif K > 0:
         width = min(V, V_draft)
-        q_row = draft_probs[sequence, accepted.clamp(max=K - 1), :width]
-        residual.flatten(1)[:, :width] -= fixed(q_row, rejected * float(ONE))
-        residual.clamp_(min=0)
+        q_row = unit(draft_probs[sequence, accepted.clamp(max=K - 1), :width])
+        overlap = torch.minimum(p_row[:, :width], q_row)  # fixed() is monotone: p - min(p, q) is max(0, p - q)
+        weights.flatten(1)[:, :width].sub_(overlap.mul_(rejected * float(ONE)).long())
 
-    sums = residual.sum(-1)  # [B, chunks]
+    sums = weights.sum(-1)  # [B, chunks]
     no_residual = sums.sum(1, keepdim=True) == 0
-    sums = torch.where(no_residual, target.sum(-1), sums)
+    if no_residual.device.type != "cpu" or no_residual.any():  # to ask would wait for a GPU; on the CPU it saves the work
+        weights = torch.where(no_residual[..., None], in_chunks(p_row * float(ONE)), weights)
+        sums = weights.sum(-1)
     total = sums.sum(1, keepdim=True)  # [B, 1]
     threshold = scale(bits(uniform_sample).gather(1, end), total)
 
     chunk, before = first_above(sums, threshold, 0)
-    at = chunk[:, None].expand(B, 1, CHUNK)
-    weights = torch.where(no_residual, target.gather(1, at)[:, 0], residual.gather(1, at)[:, 0])  # [B, CHUNK]
-    entry, _ = first_above(weights, threshold, before)
+    found = weights.gather(1, chunk[:, None].expand(B, 1, CHUNK))[:, 0]  # [B, CHUNK]
+    entry, _ = first_above(found, threshold, before)
     return accepted, torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
 
 
@@ -60,9 +61,11 @@ def probability_of(tokens, probs):
 
 
 def in_chunks(row):
-    """[B, V] -> [B, ceil(V / CHUNK), CHUNK], zeros past the vocabulary."""
-    row = torch.nn.functional.pad(row, (0, -row.shape[1] % CHUNK))
-    return row.view(row.shape[0], row.shape[1] // CHUNK, CHUNK)
+    """[B, V] of floats -> [B, ceil(V / CHUNK), CHUNK] int64, zeros past the vocabulary."""
+    B, V = row.shape
+    chunks = row.new_zeros((B, -(-V // CHUNK), CHUNK), dtype=torch.int64)
+    chunks.flatten(1)[:, :V] = row
+    return chunks
 
 
 def first_above(weights, threshold, before):

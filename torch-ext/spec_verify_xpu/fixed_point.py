@@ -7,10 +7,14 @@ from .rule import ONE, UNIFORM_RANGE
 LIMB = 2**21 - 1  # three limbs of 21 bits hold 63, and a sum of three of their products stays far below 2**63
 
 
-def fixed(x, one=ONE):
-    """Probabilities (float32, float16, bfloat16) as int64 in [0, 2**44]. `one` may be a tensor of ONEs and zeros."""
-    x = torch.fmax(x.float(), x.new_zeros((), dtype=torch.float32))  # fmax drops NaN
-    return x.clamp_(max=1.0).mul_(one).long()
+def unit(x):
+    """Probabilities (float32, float16, bfloat16) as float32 in [0, 1], NaN to 0."""
+    return torch.nan_to_num(x.float(), nan=0.0, posinf=1.0, neginf=0.0).clamp_(0, 1)
+
+
+def fixed(x):
+    """Probabilities as int64 in [0, 2**44]."""
+    return unit(x).mul_(ONE).long()
 
 
 def bits(u):

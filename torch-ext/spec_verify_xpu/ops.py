@@ -7,7 +7,7 @@ import torch
 
 from ._ops import add_op_namespace_prefix, ops
 
-IMPLEMENTATIONS = ("auto", "triton", "eager", "reference")
+IMPLEMENTATIONS = ("auto", "triton", "numba", "eager", "reference")
 
 _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
@@ -34,15 +34,21 @@ def fake_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform
 @functools.lru_cache(None)
 def implementation(device_type, impl):
     """The function that verifies on this type of device. An implementation asked for by name is that one or an error."""
-    has_triton = importlib.util.find_spec("triton") is not None
+    library = "numba" if device_type == "cpu" else "triton"
     if impl == "auto":
-        impl = "triton" if has_triton and device_type != "cpu" else "eager"
+        impl = library if importlib.util.find_spec(library) else "eager"
+    if impl in ("triton", "numba") and importlib.util.find_spec(impl) is None:
+        raise ValueError(f"impl: expected {impl.capitalize()} to be installed for {impl!r}, got none")
     if impl == "triton":
-        if not has_triton:
-            raise ValueError('impl: expected Triton to be installed for "triton", got none')
         from .gpu.launch import require_triton, verify
 
         require_triton(device_type)
+        return verify
+    if impl == "numba":
+        if device_type != "cpu":
+            raise ValueError(f"impl: 'numba' runs on cpu tensors, got {device_type} tensors")
+        from .compiled_cpu import verify
+
         return verify
     if impl == "eager":
         from .eager import verify

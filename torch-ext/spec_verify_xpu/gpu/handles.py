@@ -33,4 +33,5 @@ def launch(kernel, grid, device, keep, pointers, integers, constants, options):
     else:
         addresses = [x if x is None else x.data_ptr() for x in pointers]
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *integers, *constants)
+        how = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no metadata for hooks, no hooks
+        compiled.run(*grid, *how, *addresses, *integers, *constants)

@@ -231,9 +231,9 @@ def locate(draft_probs, target_probs, scratch, next_token, V_draft, V, chunks, s
         token = tl.full((), -1, tl.int32)
         for c in range(0, chunks):
             mass = tl.sum(chunk_sums(None, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, CHUNK, LIMBS))
-            sums = tl.where(i == c, mass, sums)
+            sums += tl.where(i == c, mass, 0)
+            cumulative += tl.where(i >= c, mass, 0)
             total += mass
-        cumulative = tl.cumsum(sums, 0)
 
     threshold = scale(u, total)
     is_before = cumulative <= threshold
