@@ -72,9 +72,9 @@ def compile_all(name):
 
         facts = launch.DeviceFacts(release=release, wait=wait, locate_options={"launch_pdl": True})
         launch.device_facts = lambda device: facts
-    settings = {*config.CONFIGURATIONS["cuda"], *config.CONFIGURATIONS["xpu"]}
+    settings = (config.CUDA_FEW_ROWS, config.CUDA, config.CUDA_WIDE, config.XPU, config.XPU_FEW_ROWS)
     for setting, V, one_hot in itertools.product(settings, (128, 129), (False, True)):
-        config.CONFIGURATIONS["cpu"] = (setting,)
+        config.CONFIGURATIONS["cpu"] = lambda *_, setting=setting: setting
         launch.verify(*random_batch(2, 3, V, one_hot=one_hot))
     for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
         launch.verify(*random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32))

@@ -49,10 +49,10 @@ def assert_equals_rule(batch):
     assert as_lists(compiled_cpu.verify(*batch)) == as_lists(batch.by_rule())
 
 
-def run(code, **options):
+def run(code, environment=None):
     """A fresh Python process with the package on its path."""
-    options.setdefault("env", {**os.environ, "PYTHONPATH": str(PACKAGE.parent)})
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options)
+    environment = environment or {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -247,27 +247,37 @@ assert os.waitpid(child, 0)[1] == 0
     run(code)
 
 
-def test_import_is_lazy():
-    run("import sys, spec_verify_xpu; assert 'numba' not in sys.modules")
+@pytest.fixture
+def no_folder_for_a_cache(tmp_path):
+    """The environment of a copy of the package next to which nothing can be cached, nor at home."""
+    package = tmp_path / PACKAGE.name
+    package.mkdir()
+    for source in PACKAGE.glob("*.py"):
+        (package / source.name).write_bytes(source.read_bytes())
+    (package / "__pycache__").touch()  # not a folder, which stops even root from writing there
+    clean = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    return {**clean, "PYTHONPATH": str(tmp_path), "HOME": os.devnull}
 
 
-def test_cache_of_a_package_that_cannot_be_written(tmp_path):
-    """The first process compiles into the user's cache and the next loads from there. Without any, importing still works."""
+def test_import_is_lazy_and_needs_no_cache(no_folder_for_a_cache):
+    code = """
+import sys, spec_verify_xpu
+assert "numba" not in sys.modules
+from spec_verify_xpu import compiled_cpu
+"""
+    run(code, no_folder_for_a_cache)
+
+
+def test_cache_of_a_package_that_cannot_be_written(no_folder_for_a_cache, tmp_path):
+    """The first process compiles into the user's cache, and the next loads from there."""
     code = """
 from spec_verify_xpu import compiled_cpu
 compiled_cpu.warmup()
 stats = compiled_cpu.verify_sequences.stats
 print(stats.cache_path, len(stats.cache_hits), len(stats.cache_misses))
 """
-    package, home = tmp_path / PACKAGE.name, tmp_path / "home"
-    package.mkdir()
-    for source in PACKAGE.glob("*.py"):
-        (package / source.name).write_bytes(source.read_bytes())
-    (package / "__pycache__").touch()  # not a folder, which stops even root from writing there
-    clean = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
-    environment = {**clean, "PYTHONPATH": str(tmp_path), "HOME": str(home)}
+    home = tmp_path / "home"
     for counts in ("0 1", "1 0"):  # hits, misses
-        path, found = run(code, env=environment).split(maxsplit=1)
+        path, found = run(code, {**no_folder_for_a_cache, "HOME": str(home)}).split(maxsplit=1)
         assert Path(path).is_relative_to(home) and found.strip() == counts
-    assert {x.name for x in package.iterdir()} == {"__pycache__", *(x.name for x in PACKAGE.glob("*.py"))}
-    run("from spec_verify_xpu import compiled_cpu", env={**environment, "HOME": os.devnull})
+    assert {x.name for x in (tmp_path / PACKAGE.name).iterdir()} == {"__pycache__", *(x.name for x in PACKAGE.glob("*.py"))}

@@ -83,7 +83,7 @@ def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monk
     batch = random_batch(4, 3, 608 if aligned else 601).to(device)  # a part of a chunk at the end of each
     whole = torch.stack(batch.verify("eager"))
     tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2)
-    monkeypatch.setitem(config.CONFIGURATIONS, device.type, (tiles,))
+    monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda B, V, threads: tiles)
     assert torch.equal(torch.stack(batch.verify("triton")), whole)
 
 
@@ -160,16 +160,18 @@ def test_chi_square_catches_a_wrong_rule():
 
 
 @pytest.mark.parametrize(
-    "B, V, threads, chunk",
+    "B, V, threads, name",
     [
-        (1, 32000, 768, 128),  # Iris Xe, batch 1: 63 long chunks would leave most of its threads idle
-        (8, 32000, 768, 128),  # 504 of them still
-        (16, 32000, 768, 512),  # 1,008 fill it
-        (1, 151936, 768, 512),  # 1,187 short chunks are more sums than one search should hold
-        (1, 2**19 - 1, 768, 512),  # the largest vocabulary, whatever its sums
-        (8, 32000, 8192, 128),  # a large GPU
+        (1, 32000, 768, "XPU_FEW_ROWS"),  # Iris Xe, batch 1: 63 long chunks would leave most of its threads idle
+        (8, 32000, 768, "XPU_FEW_ROWS"),  # 504 of them still
+        (16, 32000, 768, "XPU"),  # 1,008 fill it
+        (1, 151936, 768, "XPU"),  # 1,187 short chunks are more sums than one search should hold
+        (8, 32000, 8192, "XPU_FEW_ROWS"),  # a large GPU
+        (8, 128256, 2112, "CUDA_FEW_ROWS"),  # an H200
+        (64, 128256, 2112, "CUDA"),
+        (64, 151936, 2112, "CUDA_WIDE"),
     ],
 )
-def test_intel_configuration(B, V, threads, chunk):
+def test_configuration(B, V, threads, name):
     config = pytest.importorskip("spec_verify_xpu.gpu.config")
-    assert config.choose(config.CONFIGURATIONS["xpu"], B, V, threads).chunk == chunk
+    assert config.CONFIGURATIONS[name.split("_")[0].lower()](B, V, threads) is getattr(config, name)

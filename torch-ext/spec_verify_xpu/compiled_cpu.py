@@ -22,7 +22,7 @@ from . import fixed_point
 from .rule import UNIFORM_RANGE
 
 BLOCK = 512  # entries of a row that are summed before they are searched; the sums of their limbs fit 32 bits
-GRAIN = 2**17  # entries of row pairs that are worth a thread: some 50 us of work, for some 10 us to hand it over
+GRAIN = 2**17  # entries of row pairs that are worth a thread: some 100 us of work, and 10 us to hand it over
 
 LIMB, ZERO, ONE = np.float32(2**22), np.float32(0), np.float32(1)
 BITS, UNIFORM_SCALE = UNIFORM_RANGE - 1, float(UNIFORM_RANGE)
@@ -239,16 +239,19 @@ def helper(process, i):
 
     def serve():
         while True:
-            run(*tasks.get())
+            work(*tasks.get())
 
     threading.Thread(target=serve, name=f"spec_verify_xpu {i}", daemon=True).start()
     return tasks
 
 
-def run(done, tensors, *arguments):
-    """Do a helper's share. It holds the tensors, whose memory must outlive it even if the caller is interrupted."""
-    verify_sequences(*arguments)
-    done.put(None)
+def work(shares, done, arguments, tensors):
+    """Do shares until none is left. The tensors are held because their memory must outlive a caller who is interrupted."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            first, last = shares.get_nowait()
+            verify_sequences(first, last, *arguments)
+            done.put(None)
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
@@ -263,13 +266,15 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
         accepted.data_ptr(), next_token.data_ptr(),
     )  # fmt: skip
 
-    shares = max(1, min(torch.get_num_threads(), B, B * V // GRAIN))
-    bounds = [B * i // shares for i in range(shares + 1)]
-    done = queue.SimpleQueue()
-    for i in range(1, shares):
-        helper(os.getpid(), i).put((done, tensors, bounds[i], bounds[i + 1], *arguments))
-    verify_sequences(0, bounds[1], *arguments)
-    for _ in range(1, shares):
+    # Whoever is free takes the next share, so no call waits for a helper that is late or busy with another call.
+    count = max(1, min(B, B * V // GRAIN))
+    shares, done = queue.SimpleQueue(), queue.SimpleQueue()
+    for i in range(count):
+        shares.put((B * i // count, B * (i + 1) // count))
+    for i in range(1, min(count, torch.get_num_threads())):
+        helper(os.getpid(), i).put((shares, done, arguments, tensors))
+    work(shares, done, arguments, tensors)
+    for _ in range(count):
         done.get()
     return accepted, next_token
 

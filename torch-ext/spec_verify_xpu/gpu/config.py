@@ -16,9 +16,14 @@ class Config:
         return min(self.chunk, self.lanes * (4 if aligned else 1))
 
 
-# NVIDIA converts to native 64-bit integers 5 to 10% faster than to limbs (H200). Two warps, a chunk each, were within 0.2 us
-# of the best of 14 shapes for one row as for 256, and one shape means one compiled kernel.
-CUDA = Config(chunk=512, chunks=2, lanes=32, limbs=False, sum_warps=2, locate_warps=4)
+MOST_SUMS = 512  # of a row, that the second kernel searches without many registers
+
+# NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured. A row that
+# is read in one piece has all of its loads in flight at once, which is best where rows are few and memory is cold. Where
+# they are many, programs of several chunks spend less on finding the refused position again.
+CUDA_FEW_ROWS = Config(chunk=512, chunks=1, lanes=128, limbs=False, sum_warps=1, locate_warps=4)
+CUDA = Config(chunk=256, chunks=4, lanes=32, limbs=False, sum_warps=4, locate_warps=4)
+CUDA_WIDE = Config(chunk=512, chunks=2, lanes=128, limbs=False, sum_warps=2, locate_warps=4)
 
 # Intel: limbs, since Gen12LP has no native 64-bit integers, and one warp a chunk. Nothing spills: what 8 warps of 16 hold is
 # within a work-group of any device, and 128 registers a thread. Long chunks spend least on finding the refused position
@@ -29,11 +34,21 @@ XPU_FEW_ROWS = Config(chunk=128, chunks=8, lanes=16, limbs=True, sum_warps=8, lo
 # Triton's interpreter runs a program's operations one by one, and scans of two numbers entry by entry: few and plain ones.
 INTERPRETER = Config(chunk=512, chunks=2, lanes=512, limbs=False, sum_warps=4, locate_warps=4)
 
-CONFIGURATIONS = {"cuda": (CUDA,), "xpu": (XPU, XPU_FEW_ROWS), "cpu": (INTERPRETER,)}  # from long chunks to short
-MOST_SUMS = 512  # that the second kernel searches without many registers
+
+def for_cuda(B, V, threads):
+    if B * V < threads * CUDA_FEW_ROWS.chunk:
+        return CUDA_FEW_ROWS
+    return CUDA if V <= MOST_SUMS * CUDA.chunk else CUDA_WIDE
 
 
-def choose(configurations, B, V, threads):
-    """The longest chunks that give each of the device's hardware threads one; or else the shortest that make few sums."""
-    few_sums = [c for c in configurations if V <= MOST_SUMS * c.chunk] or configurations[:1]
-    return next((c for c in few_sums if B * V >= threads * c.chunk), few_sums[-1])
+def for_xpu(B, V, threads):
+    few_rows = B * V < threads * XPU.chunk
+    return XPU_FEW_ROWS if few_rows and V <= MOST_SUMS * XPU_FEW_ROWS.chunk else XPU
+
+
+def for_interpreter(B, V, threads):
+    return INTERPRETER
+
+
+# By device type: the configuration for B rows of V entries on a device that this many warps fill.
+CONFIGURATIONS = {"cuda": for_cuda, "xpu": for_xpu, "cpu": for_interpreter}

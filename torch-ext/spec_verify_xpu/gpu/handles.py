@@ -21,17 +21,18 @@ def keeps_handles(device):
     return device.type == "cuda" and torch.version.hip is None and version >= (3, 6)
 
 
-def launch(kernel, grid, device, keep, pointers, integers, constants, options):
-    """kernel[grid](*pointers, *integers, *constants, **options). `grid` has three entries, pointers are tensors or None."""
-    if not keep or triton.knobs.runtime.launch_enter_hook is not None:
-        return kernel[grid](*pointers, *integers, *constants, **options)
+def launch(kernel, grid, device, keep, pointers, integers, constants, overlap, options):
+    """kernel[grid](*pointers, *integers, *constants, overlap, **options), the grid of three, pointers tensors or None."""
+    if not keep or triton.knobs.runtime.launch_enter_hook.calls:
+        return kernel[grid](*pointers, *integers, *constants, overlap, **options)
     widths = max(integers) < LIMIT or tuple(x < LIMIT for x in integers)
-    key = kernel, device.index, widths, constants, *[x if x is None else x.dtype for x in pointers]
+    # Not by the kernel and the device's `overlap` themselves, which Triton hashes anew, sources and all.
+    key = id(kernel), device.index, widths, constants, options["num_warps"], *[x if x is None else x.dtype for x in pointers]
     compiled = compiled_kernels.get(key)
     if compiled is None:
-        compiled_kernels[key] = kernel[grid](*pointers, *integers, *constants, **options)
+        compiled_kernels[key] = kernel[grid](*pointers, *integers, *constants, overlap, **options)
     else:
         addresses = [x if x is None else x.data_ptr() for x in pointers]
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         how = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no metadata for hooks, no hooks
-        compiled.run(*grid, *how, *addresses, *integers, *constants)
+        compiled.run(*grid, *how, *addresses, *integers, *constants, overlap)

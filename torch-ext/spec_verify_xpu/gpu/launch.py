@@ -8,7 +8,7 @@ from typing import Callable, Optional
 import torch
 import triton
 
-from .config import CONFIGURATIONS, choose
+from .config import CONFIGURATIONS
 from .handles import keeps_handles, launch
 from .kernels import HEADER, locate, sum_chunks
 
@@ -34,7 +34,7 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     (B, K), V = draft_tokens.shape, target_probs.shape[-1]
     device = target_probs.device
     on = device_facts(device)
-    config = choose(CONFIGURATIONS[device.type], B, V, on.threads)
+    config = CONFIGURATIONS[device.type](B, V, on.threads)
     chunks = triton.cdiv(V, config.chunk)
     accepted = torch.empty(B, dtype=torch.int64, device=device)
     next_token = torch.empty(B, dtype=torch.int64, device=device)
@@ -62,15 +62,17 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
             constants=(
                 uniform_accept.dtype == torch.float64, uniform_sample.dtype == torch.float64,
                 max(16, triton.next_power_of_2(K)), aligned, config.chunk, config.segment(aligned), config.limbs,
-                config.chunks, on.release,
+                config.chunks,
             ),
+            overlap=on.release,
             options={"num_warps": config.sum_warps, **on.sum_options},
         )  # fmt: skip
         launch(
             locate, (B, 1, 1), device, on.keep,
             pointers=(draft_probs, target_probs, scratch, next_token),
             integers=(*sizes, *strides),
-            constants=(aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks)), on.wait),
+            constants=(aligned, config.chunk, config.limbs, max(128, triton.next_power_of_2(chunks))),
+            overlap=on.wait,
             options={"num_warps": config.locate_warps, **on.locate_options},
         )  # fmt: skip
     return accepted, next_token
@@ -83,14 +85,15 @@ def fields(uniforms):
 
 def is_aligned(probs):
     """Whether every row starts at a multiple of 16 bytes and holds a multiple of 16 entries."""
-    return probs.data_ptr() % 16 == 0 and all(x % 16 == 0 for x in (probs.shape[2], *probs.stride()[:2]))
+    stride_b, stride_k, _ = probs.stride()
+    return (probs.data_ptr() | probs.shape[2] | stride_b | stride_k) % 16 == 0
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
     """What is done on one device alone."""
 
-    threads: int = 0  # warps that an Intel GPU holds at once; elsewhere nothing depends on it
+    threads: int = 0  # warps that fill it
     keep: bool = False  # whether compiled kernels are kept and run by handles.py
     release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
     wait: Optional[Callable] = None
@@ -105,11 +108,14 @@ def device_facts(device):
 
         threads = 8 * torch.xpu.get_device_properties(device).gpu_eu_count  # 8 an execution unit, 7 on Iris Xe
         return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS)
-    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
+    if device.type == "cpu":
+        return DeviceFacts()
+    threads = 16 * torch.cuda.get_device_properties(device).multi_processor_count
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
-        return DeviceFacts(keep=keeps_handles(device), release=release, wait=wait, locate_options={"launch_pdl": True})
-    return DeviceFacts(keep=keeps_handles(device))
+        return DeviceFacts(threads, keeps_handles(device), release, wait, locate_options={"launch_pdl": True})
+    return DeviceFacts(threads, keeps_handles(device))
 
 
 def on_device(device):
