@@ -2,13 +2,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEVICE ?= cuda
 
-.PHONY: demo test lint hub test-gpu bench
+.PHONY: demo test test-intel test-gpu lint hub bench
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
 test: .venv/installed lint hub
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -18,6 +18,12 @@ lint: .venv/installed
 # The tree that the hub serves: build/torch-{cpu,cuda,rocm,xpu}.
 hub: .venv/installed
 	$(BIN)/python tools/build_hub.py
+
+# The kernels compiled by Intel's compiler and run by Intel's CPU runtime, in sub-groups of 16 and 32; and their native code, by
+# the ocloc on the path (Debian: intel-opencl-icd) or $OCLOC (tools/get_ocloc.sh gets a newer one).
+test-intel: .venv-intel/installed
+	PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel
+	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel/test_kernels.py tests/intel/test_mutations.py
 
 # On a machine with a GPU, with the torch and Triton (and pytest, hypothesis, kernels) of that machine's Python.
 test-gpu:
@@ -29,4 +35,9 @@ bench: .venv/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q torch==2.13.0 -e ".[test,demo,lint]"
+	touch $@
+
+.venv-intel/installed: tests/intel/requirements.txt
+	$(PYTHON) -m venv .venv-intel
+	.venv-intel/bin/pip install -q -r tests/intel/requirements.txt
 	touch $@

@@ -230,9 +230,10 @@ def interleaved(clocks, iterations):
     return {name: {"lower": q[0], "median": q[1], "upper": q[2], "n": iterations} for name, q in quartiles.items()}
 
 
-def measure(B, K, V, dtype, on, names, iterations):
+def measure(B, K, V, dtype, on, gpu, names, iterations):
     """Gate and time the named providers on one shape."""
-    module, cache = torch.get_device_module(on), cache_of(properties_of(on))
+    module = torch.get_device_module(on)
+    cache = getattr(gpu, "L2_cache_size", 0) or getattr(gpu, "last_level_cache_size", 0)  # a CPU's is left as it is
     at = torch.arange(B, device=on) % 64  # sequences repeat after 64, since the rule takes minutes for more
     seeds = range(max(1, 8 // B))  # 8 sequences at least, so that accepted varies
     batches = [[x[at] for x in random_batch(min(B, 64), K, V, dtype, on, seed)] for seed in seeds]
@@ -258,7 +259,7 @@ def measure(B, K, V, dtype, on, names, iterations):
     times = {"wall_us": interleaved({name: clock(calls[name], module, 1, True) for name in calls}, iterations)}
     if on != "cpu":
         free = {name: calls[name] for name in calls if name not in WAITS}
-        times["host_us"] = interleaved({name: clock(free[name], module, 20, False) for name in free}, iterations)
+        times["host_us"] = interleaved({name: clock(free[name], module, 10, False) for name in free}, iterations)
         for block in (1024, 2048) if triton else ():  # the floor is the faster of two tiles
             free[block] = [stream(*batch[1:3], n, block) for batch, n in zip(sets, itertools.cycle(pairs))]
         times["device_us"] = device = interleaved({name: device_clock(free[name], module) for name in free}, iterations)
@@ -271,27 +272,13 @@ def measure(B, K, V, dtype, on, names, iterations):
     return {"batch": B, "drafts": K, "vocabulary": V, "dtype": str(dtype).split(".")[1], "bytes": size, "providers": found}
 
 
-def properties_of(on):
-    return None if on == "cpu" else torch.get_device_module(on).get_device_properties()
-
-
-def cache_of(gpu):
-    """Bytes of a GPU's last cache. None is a CPU, whose cache is left as it is."""
-    return getattr(gpu, "L2_cache_size", 0) or getattr(gpu, "last_level_cache_size", 0)
-
-
-def fits(on, B, K, V):
-    """The full suite ends at batch 8 on a CPU, where a peer's call takes seconds above, and at an eighth of a GPU's memory."""
-    return B <= 8 if on == "cpu" else 4 * B * (2 * K + 1) * V <= properties_of(on).total_memory / 8
-
-
-def machine(on):
+def machine(on, gpu):
     """Where and with what the times are taken."""
 
     def shell(command):
         return subprocess.run(command, shell=True, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
 
-    gpu, versions = properties_of(on), {x.metadata["Name"]: x.version for x in metadata.distributions()}
+    versions = {x.metadata["Name"]: x.version for x in metadata.distributions()}
     driver = getattr(gpu, "driver_version", "") or shell("nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0")
     return {
         "device": on,
@@ -328,7 +315,7 @@ def tables(report):
         return f"{x:,.{2 if x < 10 else 1 if x < 100 else 0}f}"
 
     for shape in report["shapes"]:
-        lines += ["", "{batch} sequences, {drafts} drafts, vocabulary {vocabulary:,}, {dtype}:".format(**shape)]
+        lines += ["", "Batch {batch}, {drafts} drafts, vocabulary {vocabulary:,}, {dtype}:".format(**shape)]
         lines += ["", f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
         medians = medians_of(shape, kinds[0])
         for name, times in shape["providers"].items():
@@ -356,10 +343,10 @@ def pictures(report, path):
     for axes, B in zip(vocabulary.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches):
         medians = {x["vocabulary"]: medians_of(x, kind) for x in shapes if (x["batch"], x["drafts"]) == (B, K)}
         for name in dict.fromkeys(name for shape in shapes for name in medians_of(shape, kind)):
-            axes.plot(list(medians), [x.get(name) for x in medians.values()], "o-", label=name)
-        axes.set(xscale="log", yscale="log", xlabel="vocabulary", title=f"{B} sequences, {K} drafts")
-        axes.set_xticks(list(medians), [f"{V // 1000}k" for V in medians])
-        axes.set_xticks([], minor=True)
+            style = "kx--" if name == "stream" else "o-"
+            axes.plot(list(medians), [x.get(name) for x in medians.values()], style, label=name)
+        axes.set(yscale="log", xlabel="vocabulary", title=f"batch {B}, {K} drafts")
+        axes.set_xticks(list(medians), [f"{V:,}" for V in medians], rotation=45, ha="right")
     vocabulary.axes[0].set_ylabel(f"{kind[:-3]} time of a call, µs")
     vocabulary.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
 
@@ -371,10 +358,10 @@ def pictures(report, path):
             shares["{batch}, {drafts}, {vocabulary:,}".format(**shape)] = 100 * share
     floor = Figure(figsize=(7, 1.2 + 0.25 * len(shares)), dpi=150, layout="constrained")
     axes = floor.subplots()
-    axes.bar_label(axes.barh(list(shares), list(shares.values()), color="#9ecae1"), fmt="%.0f", padding=3)
+    axes.bar_label(axes.barh(list(shares), list(shares.values()), color="#9ecae1"), fmt="%.0f", label_type="center")
     axes.axvline(100, color="#d94801")
     axes.invert_yaxis()
-    axes.set(xlabel="share of the memory floor: stream's time / ours, %", ylabel="sequences, drafts, vocabulary")
+    axes.set(xlabel="share of the memory floor: stream's time / ours, %", ylabel="batch, drafts, vocabulary")
 
     for suffix, figure in (("vocabulary", vocabulary), ("floor", floor)) if shares else (("vocabulary", vocabulary),):
         for axes in figure.axes:
@@ -384,7 +371,7 @@ def pictures(report, path):
 
 
 def main():
-    gpu = next((x for x in ("cuda", "xpu") if torch.get_device_module(x).is_available()), "cpu")
+    found = next((x for x in ("cuda", "xpu") if torch.get_device_module(x).is_available()), "cpu")
     parser = argparse.ArgumentParser(description="Time verify beside what people use instead.")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "xpu"])
     parser.add_argument("--suite", default="readme", choices=["readme", "full"])
@@ -402,11 +389,19 @@ def main():
     if options.render:
         return
 
-    on = gpu if options.device == "auto" else options.device
-    suite = {"readme": README, "full": [shape for shape in FULL if fits(on, *shape)]}[options.suite]
-    report = {**machine(on), "shapes": []}
-    for shape in [tuple(map(int, x.split(","))) for x in (options.shapes or "").split()] or suite:
-        report["shapes"] += [measure(*shape, getattr(torch, options.dtype), on, options.providers, options.iterations)]
+    on = found if options.device == "auto" else options.device
+    gpu = None if on == "cpu" else torch.get_device_module(on).get_device_properties()
+
+    def fits(B, K, V):
+        """The full suite ends at batch 8 on a CPU, where a peer takes seconds for more, and at an eighth of a GPU's memory."""
+        return 4 * B * (2 * K + 1) * V <= gpu.total_memory / 8 if gpu else B <= 8
+
+    shapes = {"readme": README, "full": [shape for shape in FULL if fits(*shape)]}[options.suite]
+    if options.shapes:
+        shapes = [tuple(map(int, shape.split(","))) for shape in options.shapes.split()]
+    report = {**machine(on, gpu), "shapes": []}
+    for shape in shapes:
+        report["shapes"] += [measure(*shape, getattr(torch, options.dtype), on, gpu, options.providers, options.iterations)]
         print(shape, "equals the rule, timed", file=sys.stderr)
         if options.json:
             options.json.write_text(json.dumps(report, indent=1) + "\n")

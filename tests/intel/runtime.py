@@ -1,11 +1,14 @@
-"""Run the Triton kernels on CPU tensors through what Intel ships: its XPU backend and its OpenCL CPU runtime. No GPU needed.
+"""Triton kernels on CPU tensors by what Intel ships: its Triton backend makes SPIR-V, its OpenCL runtime runs that on the CPU.
 
-`install(sub_group=16)` makes `kernel[grid](cpu_tensor, ..., num_warps=8)` compile to SPIR-V with Intel's backend
-(`triton-xpu`) and run that on the CPU. Tensors are used in place.
+    runtime.install()
+    kernel[grid](cpu_tensor, ..., num_warps=8)
+
+Tensors are used in place. A GPU's compiler gets the same LLVM IR, without the three lines of `portable`.
 """
 
 import ctypes
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -13,30 +16,14 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyopencl as cl
 import torch
+import triton
+from triton.backends import backends
+from triton.backends.compiler import BaseBackend, GPUTarget
+from triton.backends.driver import DriverBase
 
-os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # the cache of built programs does not know a mutated one
-os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # debug information is an extension that the CPU runtime refuses
-
-LIBRARY = Path(sys.prefix) / "lib" / "libintelocl.so"
-# The wheel's own .icd file holds a build-time path, so pyopencl's loader is given one that points here.
-ICD = Path(sys.prefix) / "etc" / "OpenCL" / "cpu" / "intel.icd"
-ICD.parent.mkdir(parents=True, exist_ok=True)
-ICD.write_text(f"{LIBRARY}\n")
-os.environ.setdefault("OCL_ICD_VENDORS", str(ICD.parent))
-
-import pyopencl as cl  # noqa: E402  (reads the environment)
-import triton  # noqa: E402
-from triton.backends import backends  # noqa: E402
-from triton.backends.compiler import BaseBackend, GPUTarget  # noqa: E402
-from triton.backends.driver import DriverBase  # noqa: E402
-from triton.testing import do_bench  # noqa: E402
-
-warnings.filterwarnings("ignore", category=cl.CompilerWarning)
-
-XPU = backends["intel"].compiler
-
-# What torch.xpu.get_device_capability() reports of an Iris Xe (Gen12LP), as far as the backend asks.
+# What torch.xpu.get_device_capability() says of an Iris Xe (Gen12LP), as far as the backend asks.
 IRIS_XE = {
     "name": "Intel(R) Iris(R) Xe Graphics",
     "max_work_group_size": 512,
@@ -46,27 +33,31 @@ IRIS_XE = {
     "has_subgroup_2d_block_io": False,
     "has_bfloat16_conversions": False,
 }
-
-SCALARS = {"i1": np.int8, "i32": np.int32, "i64": np.int64, "u64": np.uint64, "fp32": np.float32}
+SUB_GROUP = int(os.environ.get("SPEC_VERIFY_SUB_GROUP", "16"))  # threads of a warp: 16, which is what an XPU gets, or 32
+SCALARS = {"i32": np.int32, "i64": np.int64}
+IntelBackend = backends["intel"].compiler
 
 
 def unchanged(llir):
     return llir
 
 
+def install(sub_group=SUB_GROUP, mutate=unchanged):
+    """Let Triton run on CPU tensors. `mutate` changes the LLVM IR of what is compiled from here on."""
+    Backend.mutate = staticmethod(mutate)
+    backends["intel"] = dataclasses.replace(backends["intel"], compiler=Backend)
+    triton.runtime.driver.set_active(Driver(sub_group))
+
+
 def portable(llir):
-    """LLVM IR without the two extensions that only Intel's GPU drivers take: max_work_group_size and vectors of one."""
+    """LLVM IR without what Intel's GPU drivers alone understand: a maximal work-group size, and vectors of one element."""
     llir = re.sub(r" !max_work_group_size !\d+", "", llir)
-    element = r"<1 x ([^>]+)>"
-    llir = re.sub(rf"insertelement {element} (?:poison|undef), \1 ([^,]+), i(?:32|64) 0", r"bitcast \1 \2 to \1", llir)
-    llir = re.sub(rf"extractelement {element} ([^,]+), i(?:32|64) 0", r"bitcast \1 \2 to \1", llir)
-    llir = re.sub(rf"{element} splat \(\1 ([^)]+)\)", r"\1 \2", llir)
-    llir = re.sub(rf"{element} <\1 ([^>]+)>", r"\1 \2", llir)
-    return re.sub(element, r"\1", llir)
+    llir = re.sub(r"(?:insert|extract)element <1 x ([^>]+)> (?:poison, \1 )?([^,]+), i64 0", r"bitcast \1 \2 to \1", llir)
+    return re.sub(r"<1 x ([^>]+)>", r"\1", llir)
 
 
-class Backend(XPU):
-    """Intel's backend, with no SYCL to ask for the architecture. Its last stage makes the SPIR-V that the CPU runtime takes."""
+class Backend(IntelBackend):
+    """Intel's backend. It has no SYCL to ask which GPU this is, and its last stage makes SPIR-V that the CPU runtime takes."""
 
     mutate = staticmethod(unchanged)
 
@@ -80,69 +71,40 @@ class Backend(XPU):
         return super().parse_options({"threads_per_warp": self.target.warp_size, **options})
 
     def make_spv(self, llir, metadata, options):
-        return XPU.make_spv(portable(self.mutate(llir)), metadata, options)
+        return IntelBackend.make_spv(portable(self.mutate(llir)), metadata, options)
 
     def hash(self):
-        return f"cpu-{self.mutate.__name__}-{super().hash()}"
+        return f"cpu {self.mutate.__name__} {super().hash()}"
 
 
-class Launcher:
-    """Calls a kernel with the arguments of `kernel[grid](...)`; those that were compiled in are constexpr in its signature."""
-
-    def __init__(self, source, metadata):
-        self.types = list(source.signature.values())
-        self.metadata = metadata
-        self.work_items = metadata.num_warps * metadata.threads_per_warp
-        if self.work_items > IRIS_XE["max_work_group_size"]:
-            raise ValueError(f"{metadata.name}: {self.work_items} work-items in a group, at most 512")
-
-    def __call__(self, x, y, z, queue, kernel, packed_metadata, launch_metadata, enter_hook, exit_hook, *arguments):
-        values = [argument(kind, value) for kind, value in zip(self.types, arguments) if kind != "constexpr"]
-        if self.metadata.shared:
-            values.append(cl.LocalMemory(self.metadata.shared))
-        kernel.set_args(*values)
-        cl.enqueue_nd_range_kernel(queue, kernel, (x * self.work_items, y, z), (self.work_items, 1, 1)).wait()
+@functools.lru_cache(None)
+def context():
+    """The CPU as an OpenCL device. The wheel's own .icd file points nowhere, so the loader is given the library itself."""
+    os.environ["OCL_ICD_VENDORS"] = str(Path(sys.prefix) / "lib/libintelocl.so")
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # debug information is one more thing that the CPU runtime does not take
+    return cl.Context(cl.get_platforms()[0].get_devices())
 
 
-def argument(kind, value):
-    """A tensor by its address (fine-grain system memory needs no copy), a number in the width that the kernel declares."""
-    if kind[0] == "*":
-        return cl.SVM((ctypes.c_char * 1).from_address(value.data_ptr()))
-    return SCALARS[kind](value)
-
-
-class Utils:
-    def __init__(self, context):
-        self.context = context
-
-    def get_device_properties(self, device):
-        return {"max_shared_mem": 65536}
-
-    def load_binary(self, name, binary, shared, build_flags, device):
-        program = cl.Program(self.context, binary).build()
-        return program, cl.Kernel(program, name), 0, 0
+@functools.lru_cache(None)
+def queue():
+    return cl.CommandQueue(context())
 
 
 class Driver(DriverBase):
-    launcher_cls = Launcher
-
     def __init__(self, sub_group):
-        super().__init__()
         self.sub_group = sub_group
-        self.device = next(device for platform in cl.get_platforms() for device in platform.get_devices())
-        context = cl.Context([self.device])
-        self.queue = cl.CommandQueue(context)
-        self.utils = Utils(context)
+        self.utils = self
+        self.launcher_cls = Launcher
 
     @classmethod
     def is_active(cls):
         return True
 
     def get_current_device(self):
-        return self.sub_group, Backend.mutate  # Triton keeps what it compiled by device
+        return self.sub_group, Backend.mutate  # Triton keeps compiled kernels by device
 
     def get_current_stream(self, device):
-        return self.queue
+        return queue()
 
     def get_current_target(self):
         return GPUTarget("xpu", IRIS_XE, self.sub_group)
@@ -151,11 +113,34 @@ class Driver(DriverBase):
         return torch.device("cpu")
 
     def get_benchmarker(self):
-        return do_bench
+        raise NotImplementedError
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 65536}
+
+    def load_binary(self, name, spirv, shared, build_flags, device):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)  # which tells of success
+            program = cl.Program(context(), spirv).build()
+        return program, cl.Kernel(program, name), 0, 0
 
 
-def install(sub_group, mutate=unchanged):
-    """Make this Triton's driver, with sub-groups of 16 or 32. `mutate` maps the LLVM IR of what is compiled from now on."""
-    Backend.mutate = staticmethod(mutate)
-    backends["intel"] = dataclasses.replace(backends["intel"], compiler=Backend)
-    triton.runtime.driver.set_active(Driver(sub_group))
+class Launcher:
+    """Calls a compiled kernel with the arguments of kernel[grid](...)."""
+
+    def __init__(self, source, metadata):
+        self.types = list(source.signature.values())
+        self.shared = metadata.shared
+        self.work_items = metadata.num_warps * metadata.threads_per_warp
+        assert self.work_items <= IRIS_XE["max_work_group_size"]
+
+    def __call__(self, x, y, z, queue, kernel, metadata, launch_metadata, enter_hook, exit_hook, *arguments):
+        values = [as_argument(kind, value) for kind, value in zip(self.types, arguments) if kind != "constexpr"]
+        kernel.set_args(*values, *([cl.LocalMemory(self.shared)] if self.shared else []))
+        cl.enqueue_nd_range_kernel(queue, kernel, (x * self.work_items, y, z), (self.work_items, 1, 1)).wait()
+
+
+def as_argument(kind, value):
+    if kind in SCALARS:
+        return SCALARS[kind](value)
+    return cl.SVM((ctypes.c_char * 1).from_address(value.data_ptr()))

@@ -1,0 +1,55 @@
+"""Native code for Intel's GPUs from their offline compiler: what must not be in it, and no more of it than was recorded."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import static
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rows = static.measurements()
+    print(static.table(rows))
+    return rows
+
+
+def test_every_kernel_is_there(rows):
+    """Two kernels for each launch on each GPU that this ocloc knows, Iris Xe among them."""
+    launches = (
+        len(static.SETTINGS) * len(static.SUB_GROUPS) * len(static.VOCABULARIES) * len(static.DRAFTS) * len(static.DTYPES)
+    )
+    gpus = static.known_gpus()
+    assert "tgllp" in gpus
+    assert len(set(map(static.case, rows))) == len(rows) == 2 * launches * len(gpus)
+    assert all(row["instructions"] > 100 and row["simd"] == row["sub_group"] for row in rows)
+
+
+@pytest.mark.parametrize("what", ["spill", "fp64", "atomics"])
+def test_what_must_not_be_there(rows, what):
+    assert [row for row in rows if row[what]] == []
+
+
+def test_work_groups_fit(rows):
+    assert max(row["warps"] * row["sub_group"] for row in rows) <= 512
+
+
+def test_no_more_instructions_than_recorded(rows):
+    recorded = {static.case(row): row["instructions"] for row in static.recorded()}
+    known = [row for row in rows if static.case(row) in recorded]
+    if not known:
+        pytest.skip(f"nothing is recorded of ocloc {static.version()}: static.py --record")
+    assert [row for row in known if row["instructions"] > 1.02 * recorded[static.case(row)]] == []
+
+
+@triton.jit
+def offender(x, BLOCK: tl.constexpr):
+    values = tl.load(x + tl.arange(0, BLOCK)).to(tl.float64)
+    tl.atomic_add(x + tl.arange(0, BLOCK), tl.cumsum(values * values).to(tl.float32))
+
+
+def test_an_offender_is_found():
+    """A running sum of 1,024 float64 in one warp spills, on a GPU that has them."""
+    row = static.measure(offender.warmup(torch.float32, 1024, grid=(1,), num_warps=1), "pvc")
+    assert row["spill"] > 0 and row["fp64"] > 0 and row["atomics"] > 0
