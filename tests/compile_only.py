@@ -72,7 +72,8 @@ def compile_all(name):
 
         facts = launch.DeviceFacts(release=release, wait=wait, locate_options={"launch_pdl": True})
         launch.device_facts = lambda device: facts
-    settings = (config.CUDA_FEW_ROWS, config.CUDA, config.CUDA_WIDE, config.XPU, config.XPU_FEW_ROWS)
+    names = ("CUDA_ONE_ROW", "CUDA_FEW_ROWS", "CUDA", "CUDA_WIDE", "XPU", "XPU_FEW_ROWS")
+    settings = [getattr(config, name) for name in names]
     for setting, V, one_hot in itertools.product(settings, (128, 129), (False, True)):
         config.CONFIGURATIONS["cpu"] = lambda *_, setting=setting: setting
         launch.verify(*random_batch(2, 3, V, one_hot=one_hot))

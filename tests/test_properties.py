@@ -167,7 +167,8 @@ def test_chi_square_catches_a_wrong_rule():
         (16, 32000, 768, "XPU"),  # 1,008 fill it
         (1, 151936, 768, "XPU"),  # 1,187 short chunks are more sums than one search should hold
         (8, 32000, 8192, "XPU_FEW_ROWS"),  # a large GPU
-        (8, 128256, 2112, "CUDA_FEW_ROWS"),  # an H200
+        (1, 128256, 2112, "CUDA_ONE_ROW"),  # an H200: 251 chunks
+        (8, 128256, 2112, "CUDA_FEW_ROWS"),
         (64, 128256, 2112, "CUDA"),
         (64, 151936, 2112, "CUDA_WIDE"),
     ],

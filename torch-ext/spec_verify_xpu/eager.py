@@ -2,7 +2,7 @@
 
 import torch
 
-from .fixed_point import bits, fixed, scale, unit
+from .fixed_point import bits, fixed, scale, scaled_
 from .rule import ONE
 
 CHUNK = 512  # entries of a row that are summed before they are searched
@@ -12,7 +12,6 @@ CHUNK = 512  # entries of a row that are summed before they are searched
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
     """Arguments as in `api.verify`, validated, uniforms given. Returns accepted [B] and next_token [B], int64."""
     (B, K), V = draft_tokens.shape, target_probs.shape[-1]
-    sequence = torch.arange(B, device=target_probs.device)
     tokens = draft_tokens.long()
     V_draft = V if draft_probs is None else draft_probs.shape[-1]
 
@@ -24,32 +23,30 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     is_accepted = is_draft & (scale(bits(uniform_accept), q) < p)
     accepted = is_accepted.long().cumprod(1).sum(1)  # [B]
 
-    # Past the last draft there is nothing to subtract, nor where a placeholder ended the draft.
+    # What the target and a refused draft have in common, [B, width]: nothing where a placeholder or no draft ended the row.
     end = accepted[:, None]
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
-    p_row = unit(target_probs[sequence, accepted])  # [B, V]
-    weights = in_chunks(p_row * float(ONE))  # [B, chunks, CHUNK]
-    if draft_probs is None:
-        token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end).clamp(0, V - 1)
-        own = weights.flatten(1)
-        own.scatter_(1, token, own.gather(1, token) * ~rejected)
-    elif K > 0:
-        width = min(V, V_draft)
-        q_row = unit(draft_probs[sequence, accepted.clamp(max=K - 1), :width])
-        overlap = torch.minimum(p_row[:, :width], q_row)  # fixed() is monotone: p - min(p, q) is max(0, p - q)
-        weights.flatten(1)[:, :width].sub_(overlap.mul_(rejected * float(ONE)).long())
+    p_row = scaled_(row_of(target_probs, accepted).float())  # [B, V]
+    if draft_probs is None or K == 0:
+        token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end)
+        q_row = torch.zeros_like(p_row).scatter_(1, token.clamp(0, V - 1), float(ONE))
+    else:
+        q_row = scaled_(row_of(draft_probs, accepted.clamp(max=K - 1)).float())[:, :V]
+    width = q_row.shape[1]
+    overlap = torch.minimum(q_row, p_row[:, :width], out=q_row).mul_(rejected)
 
-    sums = weights.sum(-1)  # [B, chunks]
-    no_residual = sums.sum(1, keepdim=True) == 0
-    if no_residual.device.type != "cpu" or no_residual.any():  # to ask would wait for a GPU; on the CPU it saves the work
-        weights = torch.where(no_residual[..., None], in_chunks(p_row * float(ONE)), weights)
-        sums = weights.sum(-1)
-    total = sums.sum(1, keepdim=True)  # [B, 1]
+    # fixed() is monotone, so the weight max(0, p - q) is p - min(p, q), in sums as in entries.
+    entries = p_row.new_empty((B, -(-V // CHUNK), CHUNK), dtype=torch.int64)
+    target_sums, overlap_sums = chunk_sums(p_row, entries), chunk_sums(overlap, entries)  # [B, chunks]
+    has_residual = ((target_sums - overlap_sums).sum(1, keepdim=True) > 0).long()  # [B, 1]
+    sums = target_sums - overlap_sums * has_residual
+    total = sums.sum(1, keepdim=True)
     threshold = scale(bits(uniform_sample).gather(1, end), total)
 
     chunk, before = first_above(sums, threshold, 0)
-    found = weights.gather(1, chunk[:, None].expand(B, 1, CHUNK))[:, 0]  # [B, CHUNK]
-    entry, _ = first_above(found, threshold, before)
+    at = chunk * CHUNK + torch.arange(CHUNK, device=chunk.device)  # [B, CHUNK]
+    weights = entries_at(p_row, at) - entries_at(overlap, at) * has_residual
+    entry, _ = first_above(weights, threshold, before)
     return accepted, torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
 
 
@@ -60,12 +57,27 @@ def probability_of(tokens, probs):
     return torch.where(tokens < V, p, 0)
 
 
-def in_chunks(row):
-    """[B, V] of floats -> [B, ceil(V / CHUNK), CHUNK] int64, zeros past the vocabulary."""
-    B, V = row.shape
-    chunks = row.new_zeros((B, -(-V // CHUNK), CHUNK), dtype=torch.int64)
-    chunks.flatten(1)[:, :V] = row
-    return chunks
+def row_of(x, index):
+    """x[b, index[b]] for each b: [B, n, m] -> [B, m]."""
+    B, n, _ = x.shape
+    sequence = torch.arange(B, device=x.device)
+    if x.is_contiguous():  # half the time of the general form
+        return x.flatten(0, 1).index_select(0, sequence * n + index)
+    return x[sequence, index]
+
+
+def chunk_sums(row, entries):
+    """The sum of each chunk of a scaled row [B, n]: [B, chunks] int64. `entries` is memory to cut it in."""
+    n = row.shape[1]
+    entries.flatten(1)[:, :n] = row
+    entries.flatten(1)[:, n:] = 0
+    return entries.sum(-1)
+
+
+def entries_at(row, at):
+    """Entries [B, m] of a row [B, n] as int64, 0 past its end."""
+    n = row.shape[1]
+    return row.gather(1, at.clamp(max=n - 1)).long() * (at < n)
 
 
 def first_above(weights, threshold, before):

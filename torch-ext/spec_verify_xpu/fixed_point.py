@@ -7,14 +7,14 @@ from .rule import ONE, UNIFORM_RANGE
 LIMB = 2**21 - 1  # three limbs of 21 bits hold 63, and a sum of three of their products stays far below 2**63
 
 
-def unit(x):
-    """Probabilities (float32, float16, bfloat16) as float32 in [0, 1], NaN to 0."""
-    return torch.nan_to_num(x.float(), nan=0.0, posinf=1.0, neginf=0.0).clamp_(0, 1)
+def scaled_(x):
+    """A float32 tensor in place: x * 2**44, x clamped into [0, 1], NaN to 0. What is left to do is to drop the fraction."""
+    return torch.nan_to_num_(x, nan=0.0, posinf=1.0, neginf=0.0).clamp_(0, 1).mul_(float(ONE))
 
 
 def fixed(x):
-    """Probabilities as int64 in [0, 2**44]."""
-    return unit(x).mul_(ONE).long()
+    """Probabilities (float32, float16, bfloat16) as int64 in [0, 2**44]."""
+    return scaled_(x.to(torch.float32, copy=True)).long()
 
 
 def bits(u):

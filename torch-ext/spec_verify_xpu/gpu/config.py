@@ -20,7 +20,9 @@ MOST_SUMS = 512  # of a row, that the second kernel searches without many regist
 
 # NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured. A row that
 # is read in one piece has all of its loads in flight at once, which is best where rows are few and memory is cold. Where
-# they are many, programs of several chunks spend less on finding the refused position again.
+# they are many, programs of several chunks spend less on finding the refused position again. Where hardly any run at once,
+# four warps read a chunk together.
+CUDA_ONE_ROW = Config(chunk=512, chunks=1, lanes=512, limbs=False, sum_warps=4, locate_warps=4)
 CUDA_FEW_ROWS = Config(chunk=512, chunks=1, lanes=128, limbs=False, sum_warps=1, locate_warps=4)
 CUDA = Config(chunk=256, chunks=4, lanes=32, limbs=False, sum_warps=4, locate_warps=4)
 CUDA_WIDE = Config(chunk=512, chunks=2, lanes=128, limbs=False, sum_warps=2, locate_warps=4)
@@ -36,6 +38,8 @@ INTERPRETER = Config(chunk=512, chunks=2, lanes=512, limbs=False, sum_warps=4, l
 
 
 def for_cuda(B, V, threads):
+    if B * V < threads * CUDA_ONE_ROW.chunk / 8:
+        return CUDA_ONE_ROW
     if B * V < threads * CUDA_FEW_ROWS.chunk:
         return CUDA_FEW_ROWS
     return CUDA if V <= MOST_SUMS * CUDA.chunk else CUDA_WIDE
