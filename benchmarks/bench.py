@@ -72,13 +72,12 @@ def ours(*batch, impl):
 
 def route(draft_tokens, draft_probs, target_probs, uniform_accept, _):
     """What people write: the ratio test, a renormalised residual, and torch.multinomial with its own randomness."""
-    B, K, _ = draft_probs.shape
     at = draft_tokens[..., None]
-    q, p = draft_probs.gather(-1, at)[..., 0].float(), target_probs[:, :K].gather(-1, at)[..., 0].float()
+    q, p = draft_probs.gather(-1, at)[..., 0], target_probs[:, :-1].gather(-1, at)[..., 0]
     accepted = (uniform_accept < (p / q).clamp(max=1)).long().cumprod(-1).sum(-1)
-    rows = torch.arange(B, device=draft_probs.device)
-    draft_row = draft_probs[rows, accepted.clamp(max=K - 1)] * (accepted < K)[:, None]
-    residual = (target_probs[rows, accepted] - draft_row).clamp(min=0)
+    rows = torch.arange(len(accepted), device=accepted.device)
+    draft = torch.cat([draft_probs, torch.zeros_like(draft_probs[:, :1])], 1)  # [B, K + 1, V]
+    residual = (target_probs[rows, accepted] - draft[rows, accepted]).clamp(min=0)
     return accepted, torch.multinomial(residual / residual.sum(-1, keepdim=True), 1)[:, 0]
 
 
@@ -259,7 +258,7 @@ def measure(B, K, V, dtype, on, gpu, names, iterations):
     times = {"wall_us": interleaved({name: clock(calls[name], module, 1, True) for name in calls}, iterations)}
     if on != "cpu":
         free = {name: calls[name] for name in calls if name not in WAITS}
-        times["host_us"] = interleaved({name: clock(free[name], module, 10, False) for name in free}, iterations)
+        times["host_us"] = interleaved({name: clock(free[name], module, 20, False) for name in free}, iterations)
         for block in (1024, 2048) if triton else ():  # the floor is the faster of two tiles
             free[block] = [stream(*batch[1:3], n, block) for batch, n in zip(sets, itertools.cycle(pairs))]
         times["device_us"] = device = interleaved({name: device_clock(free[name], module) for name in free}, iterations)
@@ -288,7 +287,7 @@ def machine(on, gpu):
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "packages": {name: versions[name] for name in PACKAGES if name in versions},
-        "commit": shell("git describe --always --dirty --exclude='*'"),
+        "commit": shell("git rev-parse --short HEAD") + "-dirty" * bool(shell("git status --porcelain -uno -- :/ ':!results'")),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
 

@@ -21,9 +21,11 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     p = probability_of(tokens, target_probs[:, :K])
     q = ONE if draft_probs is None else probability_of(tokens, draft_probs)
     is_accepted = is_draft & (scale(bits(uniform_accept), q) < p)
+    if V_draft > V:
+        is_accepted &= tokens < V  # elsewhere p is 0
     accepted = is_accepted.long().cumprod(1).sum(1)  # [B]
 
-    # What the target and a refused draft have in common, [B, width]: nothing where a placeholder or no draft ended the row.
+    # fixed() is monotone, so the weight max(0, p - q) is p - min(p, q), in sums as in entries.
     end = accepted[:, None]
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
     p_row = scaled_(row_of(target_probs, accepted).float())  # [B, V]
@@ -33,28 +35,25 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     else:
         q_row = scaled_(row_of(draft_probs, accepted.clamp(max=K - 1)).float())[:, :V]
     width = q_row.shape[1]
-    overlap = torch.minimum(q_row, p_row[:, :width], out=q_row).mul_(rejected)
-
-    # fixed() is monotone, so the weight max(0, p - q) is p - min(p, q), in sums as in entries.
+    overlap = torch.minimum(q_row, p_row[:, :width], out=q_row)  # [B, width]
     entries = p_row.new_empty((B, -(-V // CHUNK), CHUNK), dtype=torch.int64)
     target_sums, overlap_sums = chunk_sums(p_row, entries), chunk_sums(overlap, entries)  # [B, chunks]
-    has_residual = ((target_sums - overlap_sums).sum(1, keepdim=True) > 0).long()  # [B, 1]
-    sums = target_sums - overlap_sums * has_residual
+    # Nothing is subtracted where a placeholder or no draft ended the row, nor where that would leave nothing.
+    subtract = (rejected & ((target_sums - overlap_sums).sum(1, keepdim=True) > 0)).long()  # [B, 1]
+    sums = target_sums - overlap_sums * subtract
     total = sums.sum(1, keepdim=True)
     threshold = scale(bits(uniform_sample).gather(1, end), total)
 
     chunk, before = first_above(sums, threshold, 0)
     at = chunk * CHUNK + torch.arange(CHUNK, device=chunk.device)  # [B, CHUNK]
-    weights = entries_at(p_row, at) - entries_at(overlap, at) * has_residual
+    weights = entries_at(p_row, at) - entries_at(overlap, at) * subtract
     entry, _ = first_above(weights, threshold, before)
     return accepted, torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
 
 
 def probability_of(tokens, probs):
-    """fixed(probs[b, i, tokens[b, i]]), 0 where the id is outside the vocabulary. [B, K] -> [B, K]."""
-    V = probs.shape[-1]
-    p = fixed(probs.gather(-1, tokens.clamp(0, V - 1)[..., None])[..., 0])
-    return torch.where(tokens < V, p, 0)
+    """fixed(probs[b, i, tokens[b, i]]) where the id is inside the vocabulary, else anything. [B, K] -> [B, K]."""
+    return fixed(probs.gather(-1, tokens.clamp(0, probs.shape[-1] - 1)[..., None])[..., 0])
 
 
 def row_of(x, index):

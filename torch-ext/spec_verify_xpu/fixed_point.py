@@ -4,7 +4,7 @@ import torch
 
 from .rule import ONE, UNIFORM_RANGE
 
-LIMB = 2**21 - 1  # three limbs of 21 bits hold 63, and a sum of three of their products stays far below 2**63
+LOW_31, LOW_32 = 2**31 - 1, 2**32 - 1
 
 
 def scaled_(x):
@@ -22,8 +22,8 @@ def bits(u):
     if u.dtype == torch.int64:
         return u & (UNIFORM_RANGE - 1)
     if u.dtype == torch.float32:
-        u = torch.fmax(u, u.new_zeros(()))
-        return u.clamp_(max=1 - 2**-24).mul_(float(UNIFORM_RANGE)).long()
+        u = torch.nan_to_num(u, nan=0.0, posinf=1.0, neginf=0.0)
+        return u.clamp_(0, 1 - 2**-24).mul_(float(UNIFORM_RANGE)).long()
     # float64 by its fields: u = mantissa * 2**(exponent - 1075), so u * 2**63 is the mantissa shifted by exponent - 1012.
     fields = u.view(torch.int64)
     usable = (fields > 0) & (fields <= 0x7FF0000000000000)  # greater than zero, and not NaN
@@ -34,10 +34,9 @@ def bits(u):
 
 
 def scale(u, n):
-    """floor(u * n / 2**63) for u and n in [0, 2**63): schoolbook multiplication, carries kept from the low end up."""
-    u0, u1, u2 = u & LIMB, u >> 21 & LIMB, u >> 42
-    n0, n1, n2 = n & LIMB, n >> 21 & LIMB, n >> 42
-    carry = u0 * n0 >> 21
-    carry = u0 * n1 + u1 * n0 + carry >> 21
-    carry = u0 * n2 + u1 * n1 + u2 * n0 + carry >> 21
-    return (u2 * n2 << 21) + u1 * n2 + u2 * n1 + carry
+    """floor(u * n / 2**63) for u and n in [0, 2**63), by halves of 32 bits. Only the product of the low ones may wrap."""
+    u1, u0, n1, n0 = u >> 32, u & LOW_32, n >> 32, n & LOW_32
+    a, b = u1 * n0, u0 * n1  # of weight 2**32, so 2**31 of them are one of the result
+    low = (u0 * n0 >> 32) & LOW_32
+    carry = (a & LOW_31) + (b & LOW_31) + low >> 31
+    return (u1 * n1 << 1) + (a >> 31) + (b >> 31) + carry
