@@ -74,13 +74,13 @@ def kernel_id(build_folder, backend="cpu"):
 
 @pytest.mark.kernels_ci
 def test_usage_block(hub):
-    """The card's, which is the README's first."""
+    """The card's, which is the README's too."""
     usage = re.search(r"```python\n(.*?)```", (hub / "build" / "CARD.md").read_text(), re.DOTALL)[1]
     assert usage.endswith(
         'sv = get_kernel("phanerozoic/spec-verify-xpu", version=1, trust_remote_code=True)\n'
         "accepted, next_token = sv.verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample)\n"
     )
-    assert usage == re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    assert usage == re.search(r"```python\n(from kernels.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     result = in_fresh_process(
         hub,
         usage + "print([accepted.tolist(), next_token.tolist()])",
