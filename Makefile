@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEVICE ?= cuda
 
-.PHONY: demo test test-intel test-gpu lint hub bench
+.PHONY: demo test test-intel test-gpu lint hub bench bench-gpu
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -29,8 +29,13 @@ test-intel: .venv-intel/installed
 test-gpu:
 	PYTHONPATH=torch-ext $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py)
 
+# The README's table, on the CPU; and every shape, on the GPU of that machine's Python.
 bench: .venv/installed
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench.py --device cpu --json benchmarks/results/cpu.json
+
+bench-gpu:
+	PYTHONPATH=torch-ext $(PYTHON) benchmarks/bench.py --device $(DEVICE) --suite full --json benchmarks/results/$(DEVICE).json
+	PYTHONPATH=torch-ext $(PYTHON) benchmarks/bench.py --render benchmarks/results/$(DEVICE).json
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
