@@ -38,6 +38,7 @@ bench-gpu:
 	PYTHONPATH=torch-ext $(PYTHON) benchmarks/bench.py --render benchmarks/results/$(DEVICE).json
 
 .venv/installed: pyproject.toml
+	@echo "Installing torch and what the tests and the demo need into .venv: a minute or more."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q torch==2.13.0 -e ".[test,demo,lint]"
 	touch $@

@@ -67,6 +67,24 @@ def test_compile_draws_fresh_uniforms_inside(device):
     assert not torch.equal(first, second)
 
 
+def test_compile_never_ignores_a_generator(device):
+    """torch cannot trace one: an error where the graph must be whole, and the generator's own numbers where it may break."""
+    batch = random_batch(200, 4, 64).to(device)
+    generator = torch.Generator(device)
+
+    def step(*x):
+        return torch.stack(sv.verify(*x, generator=generator, impl="eager"))
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(step, fullgraph=True, backend="eager")(*batch[:3])
+    compiled = torch.compile(step, backend="eager")
+    results = []
+    for call in (step, compiled, compiled):
+        generator.manual_seed(3)
+        results.append(call(*batch[:3]))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
 def test_compile_dynamic_shapes_compile_once(device):
     """Batch and vocabulary change without another graph."""
     counter = torch._dynamo.testing.CompileCounter()

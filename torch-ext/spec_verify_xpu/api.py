@@ -54,7 +54,8 @@ def verify(
     lengths
         How many of each sequence's drafts count. Shape ``[B]``, int64 or int32, clamped to ``[0, K]``. None: all K.
     generator
-        The source of the uniforms that are drawn here. None: the device's default.
+        The source of the uniforms that are drawn here. None: the device's default. torch cannot trace a generator: with
+        ``torch.compile(fullgraph=True)`` it is an error of torch's.
     impl
         "triton", "numba" (CPU), "eager" (vectorised torch) or "reference" (rule.py), which never fall back to another;
         "auto" takes Triton on a GPU and Numba on the CPU where they are installed, and eager elsewhere.
@@ -96,7 +97,7 @@ def verify(
 def random_bits(shape, device, generator):
     """63 random bits for each entry of an int64 tensor."""
     bits = torch.empty(shape, dtype=torch.int64, device=device)
-    if torch.compiler.is_compiling():  # which knows the functional form only, ten times slower outside of it
+    if torch.compiler.is_compiling() and generator is None:  # it knows the functional form only, ten times slower elsewhere
         return torch.ops.aten.random(bits)
     return bits.random_(generator=generator)
 

@@ -14,17 +14,19 @@ from .kernels import HEADER, locate, sum_chunks
 
 
 def runs_on():
-    """The type of the tensors that Triton's kernels run on here: "cpu" under its interpreter, "no" without a driver."""
+    """The type of the tensors that Triton's kernels run on here: "cpu" under its interpreter, None without a GPU."""
     if not isinstance(sum_chunks, triton.runtime.JITFunction):
         return "cpu"
     try:
         return triton.runtime.driver.active.get_active_torch_device().type
     except RuntimeError:  # Triton finds no GPU that it has a driver for
-        return "no"
+        return None
 
 
 def require_triton(device_type):
     """Raise where Triton cannot run on tensors of this device type."""
+    if runs_on() is None:
+        raise ValueError('impl: expected a GPU that Triton has a driver for, for "triton", got none')
     if runs_on() != device_type:
         raise ValueError(f'impl: "triton" runs on {runs_on()} tensors here, got {device_type} tensors')
 
