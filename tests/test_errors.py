@@ -23,7 +23,9 @@ BAD_CALLS = [
     ("draft_tokens", lambda x: x.tolist(), TypeError),
     ("draft_tokens", lambda x: x.float(), TypeError),
     ("draft_tokens", lambda x: x.to(torch.int16), TypeError),
+    ("draft_tokens", lambda x: x.to_sparse(), TypeError),
     ("draft_tokens", lambda x: x[0], ValueError),
+    ("draft_tokens", lambda x: x[:, :1].expand(B, 2**14 + 1), ValueError),
     ("draft_tokens", lambda x: x[..., None], ValueError),
     ("draft_tokens", lambda x: x.to("meta"), ValueError),
     ("draft_probs", lambda x: x.tolist(), TypeError),
@@ -38,6 +40,7 @@ BAD_CALLS = [
     ("draft_probs", lambda x: x.to("meta"), ValueError),
     ("target_probs", lambda x: None, TypeError),
     ("target_probs", lambda x: x.double(), TypeError),
+    ("target_probs", lambda x: x.to_sparse(), TypeError),
     ("target_probs", lambda x: x[:, :K], ValueError),
     ("target_probs", lambda x: x[:1], ValueError),
     ("target_probs", lambda x: x[0], ValueError),
@@ -62,6 +65,7 @@ BAD_CALLS = [
     ("generator", lambda x: 0, TypeError),
     ("impl", lambda x: "cuda", ValueError),
     ("impl", lambda x: None, ValueError),
+    ("impl", lambda x: ["eager", "triton"], ValueError),
 ]
 
 
@@ -85,6 +89,19 @@ def test_triton_never_falls_back(monkeypatch):
         sv.verify(**good())
     finally:
         sv.ops.implementation.cache_clear()
+
+
+def test_the_operator_refuses_an_unknown_implementation():
+    arguments = good()
+    with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
+        sv.ops.ops.verify(*(arguments[name] for name in NAMES), None, "nonsense")
+
+
+def test_rows_that_are_not_contiguous_below_the_public_function(impl):
+    """torch may hand the operator other strides than those that were validated: a zero tensor comes as one expanded entry."""
+    arguments = good()
+    arguments["target_probs"] = torch._efficientzerotensor((B, K + 1, V))
+    assert sv.verify(**{**arguments, "impl": impl}).next_token.tolist() == [0] * B
 
 
 def spoiled_row(x, b, i, v, value):

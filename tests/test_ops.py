@@ -13,6 +13,11 @@ from spec_verify_xpu._ops import ops
 OP = ops.verify.default
 
 
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()  # which compiles one function for eight shapes at most
+
+
 @pytest.fixture
 def batch(device):
     return random_batch(3, 4, 64)._replace(lengths=torch.tensor([4, 2, 0])).to(device)
@@ -88,7 +93,6 @@ def test_compile_never_ignores_a_generator(device):
 def test_compile_dynamic_shapes_compile_once(device):
     """Batch and vocabulary change without another graph."""
     counter = torch._dynamo.testing.CompileCounter()
-    torch._dynamo.reset()
     compiled = torch.compile(lambda *x: sv.verify(*x), fullgraph=True, backend=counter, dynamic=True)
     for B, V in ((3, 64), (5, 100), (7, 33)):
         batch = random_batch(B, 4, V).to(device)

@@ -58,6 +58,21 @@ else:
     assert result.returncode == 0, result.stderr
 
 
+def test_an_unusable_numba_is_as_none(tmp_path):
+    """Installed but refusing to import, as it does beside a NumPy that is too new: auto takes eager, by name it is an error."""
+    (tmp_path / "numba.py").write_text('raise ImportError("Numba needs NumPy 2.2 or less")')
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import torch, spec_verify_xpu as sv, spec_verify_xpu.__main__ as report
+one = torch.ones(1, 2, 3) / 3
+sv.verify(torch.zeros(1, 1, dtype=torch.int64), one[:, :1], one)
+raise SystemExit(report.main())
+"""
+    result = run(code)
+    assert result.returncode == 0 and "got: Numba needs NumPy 2.2 or less" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize("module", ["rule", "fixed_point", "eager", "compiled_cpu", "validation", "ops", "api"])
 def test_imports_flow_one_way(module):
     """rule imports nothing of ours; implementations do not import one another, nor what calls them."""

@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from .ops import IMPLEMENTATIONS, ops
+from .ops import ops, require_implementation
 from .validation import validate_verify
 
 
@@ -38,7 +38,7 @@ def verify(
     ----------
     draft_tokens
         Drafted token ids. Shape ``[B, K]``, int64 or int32. An id outside ``[0, V_draft)``, such as a -1 that pads, ends
-        the draft there: the next token is drawn from the target's row, nothing subtracted.
+        the draft there: the next token is drawn from the target's row, nothing subtracted. K is at most 2**14.
     draft_probs
         The distributions that the drafts were drawn from. Shape ``[B, K, V_draft]``, float32, float16 or bfloat16, rows
         that sum to 1, last dimension contiguous. None for drafts without probabilities (n-gram, prompt lookup): each
@@ -85,8 +85,7 @@ def verify(
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
     validate_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, generator)
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl: expected one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    require_implementation(impl)
     if uniform_accept is None:
         uniform_accept = random_bits(draft_tokens.shape, target_probs.device, generator)
     if uniform_sample is None:

@@ -249,9 +249,11 @@ def work(shares, done, arguments, tensors):
     """Do shares until none is left. The tensors are held because their memory must outlive a caller who is interrupted."""
     with contextlib.suppress(queue.Empty):
         while True:
-            first, last = shares.get_nowait()
-            verify_sequences(first, last, *arguments)
-            done.put(None)
+            share = shares.get_nowait()
+            try:
+                done.put(verify_sequences(*share, *arguments))
+            except BaseException as error:  # the caller's to raise, whichever thread it came in
+                done.put(error)
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
@@ -275,7 +277,9 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
         helper(os.getpid(), i).put((shares, done, arguments, tensors))
     work(shares, done, arguments, tensors)
     for _ in range(count):
-        done.get()
+        error = done.get()  # None where all went well
+        if error is not None:
+            raise error
     return accepted, next_token
 
 

@@ -18,7 +18,12 @@ _library.define(
 
 def run_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, impl):
     run = implementation(target_probs.device.type, impl)
-    return run(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths)
+    return run(draft_tokens, rows(draft_probs), rows(target_probs), uniform_accept, uniform_sample, lengths)
+
+
+def rows(probs):
+    """With contiguous rows, as validated; a tensor that torch materialised on the way here may have lost them."""
+    return probs if probs is None or probs.stride(-1) == 1 or probs.shape[-1] == 1 else probs.contiguous()
 
 
 for key in ("CPU", "CUDA", "XPU"):  # torch's ROCm builds dispatch under CUDA
@@ -31,23 +36,35 @@ def fake_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform
     return tuple(target_probs.new_empty(B, dtype=torch.int64) for _ in range(2))
 
 
+def require_implementation(impl):
+    if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl: expected one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+
+
 @functools.lru_cache(None)
 def implementation(device_type, impl):
     """The function that verifies on this type of device. An implementation asked for by name is that one or an error."""
-    library = "numba" if device_type == "cpu" else "triton"
+    require_implementation(impl)
     if impl == "auto":
-        impl = library if importlib.util.find_spec(library) else "eager"
-    if impl in ("triton", "numba") and importlib.util.find_spec(impl) is None:
-        raise ValueError(f"impl: expected {impl.capitalize()} to be installed for {impl!r}, got none")
+        impl = "numba" if device_type == "cpu" else "triton"
+        try:
+            return implementation(device_type, impl)
+        except ValueError:  # not installed, or not for this device
+            return implementation(device_type, "eager")
     if impl == "triton":
+        if importlib.util.find_spec("triton") is None:
+            raise ValueError('impl: expected Triton to be installed for "triton", got none')
         from .gpu.launch import require_triton, verify
 
         require_triton(device_type)
         return verify
     if impl == "numba":
         if device_type != "cpu":
-            raise ValueError(f"impl: 'numba' runs on cpu tensors, got {device_type} tensors")
-        from .compiled_cpu import verify
+            raise ValueError(f'impl: "numba" runs on cpu tensors, got {device_type} tensors')
+        try:
+            from .compiled_cpu import verify
+        except ImportError as error:  # Numba says so of a NumPy that is too new for it, too
+            raise ValueError(f'impl: expected Numba to be installed for "numba", got: {error}') from error
 
         return verify
     if impl == "eager":

@@ -4,6 +4,7 @@ import torch
 
 from .rule import MAX_VOCABULARY
 
+MAX_DRAFTS = 2**14  # one tile of a Triton kernel tests them all
 TOKEN_DTYPES = (torch.int64, torch.int32)
 PROBABILITY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 UNIFORM_DTYPES = (torch.float32, torch.float64, torch.int64)
@@ -12,6 +13,8 @@ UNIFORM_DTYPES = (torch.float32, torch.float64, torch.int64)
 def require_tensor(name, x, dtypes):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor (torch.strided), got {x.layout}")
     if x.dtype not in dtypes:
         raise TypeError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
 
@@ -41,6 +44,8 @@ def validate_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uni
     if draft_tokens.dim() != 2:
         raise ValueError(f"draft_tokens: expected shape [B, K], got {list(draft_tokens.shape)}")
     B, K = draft_tokens.shape
+    if K > MAX_DRAFTS:
+        raise ValueError(f"draft_tokens: expected at most {MAX_DRAFTS} drafts, got {K}")
     require_tensor("target_probs", target_probs, PROBABILITY_DTYPES)
     require_probabilities("target_probs", target_probs, (B, K + 1), "[B, K + 1, V]")
     device = target_probs.device
