@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Config:
     chunk: int  # entries of a row that make one sum; 512 at most with limbs
     chunks: int  # chunks that a program of the first kernel sums
-    lanes: int  # threads that read a chunk together, each 4 entries where rows are aligned: a warp, so that it needs no barrier
+    lanes: int  # threads' worth of a chunk that is read at once, 4 entries each where rows are aligned
     limbs: bool  # sum 22-bit limbs in 32 bits
     sum_warps: int
     locate_warps: int
