@@ -1,6 +1,6 @@
 """Compile every kernel that launch.verify can launch, for a GPU that is not here: python tests/compile_only.py TARGET.
 
-Prints one JSON line a compiled kernel: its name, what it was compiled for, and its assembly's count of what must not be there.
+Prints one JSON line a compiled kernel: its name, and how often its assembly has what must not be there.
 """
 
 import itertools

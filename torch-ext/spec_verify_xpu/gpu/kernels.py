@@ -32,6 +32,14 @@ def limbs(x):
 
 
 @triton.jit
+def weight_limbs(p, q):
+    """The limbs of fixed(p) - fixed(q), the low one of either sign."""
+    p_high, p_low = limbs(p)
+    q_high, q_low = limbs(q)
+    return p_high - q_high, p_low - q_low
+
+
+@triton.jit
 def join(high, low):
     """Sums of 512 limbs -> int64. The high one is at most 512 * 2**22 = 2**31, one more than int32 holds."""
     return (high.to(tl.uint32, bitcast=True).to(tl.int64) << 22) + low.to(tl.int64)
@@ -136,10 +144,9 @@ def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, C
         low = tl.zeros_like(v)
         for start in range(0, CHUNK, SEGMENT):
             p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED)
-            p_high, p_low = limbs(p)
-            q_high, q_low = limbs(q)
-            high += p_high - q_high
-            low += p_low - q_low
+            more_high, more_low = weight_limbs(p, q)
+            high += more_high
+            low += more_low
         return join(tl.sum(high, 1), tl.sum(low, 1))
     else:
         mass = tl.zeros_like(v).to(tl.int64)
@@ -155,9 +162,7 @@ def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr,
     v = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     p, q = row_pair(draft, target, v, token, V_draft, V, ALIGNED)
     if LIMBS:
-        p_high, p_low = limbs(p)
-        q_high, q_low = limbs(q)
-        high, low = tl.associative_scan((p_high - q_high, p_low - q_low), 1, add)
+        high, low = tl.associative_scan(weight_limbs(p, q), 1, add)
         return join(high, low)
     else:
         return tl.cumsum(fixed(p) - fixed(q), 1)

@@ -25,10 +25,11 @@ def runs_on():
 
 def require_triton(device_type):
     """Raise where Triton cannot run on tensors of this device type."""
-    if runs_on() is None:
+    here = runs_on()
+    if here is None:
         raise ValueError('impl: expected a GPU that Triton has a driver for, for "triton", got none')
-    if runs_on() != device_type:
-        raise ValueError(f'impl: "triton" runs on {runs_on()} tensors here, got {device_type} tensors')
+    if here != device_type:
+        raise ValueError(f'impl: "triton" runs on {here} tensors here, got {device_type} tensors')
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
@@ -81,7 +82,7 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
 
 
 def ceil_div(n, d):
-    return -(-n // d)  # triton.cdiv takes 7 us
+    return -(-n // d)  # triton.cdiv is for kernels, and slow on the host
 
 
 def power_of_2(n):
