@@ -9,8 +9,8 @@ import contextlib
 import functools
 import os
 import queue
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -234,15 +234,11 @@ def describe(x, absent=NOTHING):
 
 @functools.lru_cache(None)
 def helper(process, i):
-    """The queue of helper thread i. The process is part of the key because threads do not survive a fork."""
-    tasks = queue.SimpleQueue()
+    """Helper thread i. The process is part of the key because threads do not survive a fork.
 
-    def serve():
-        while True:
-            work(*tasks.get())
-
-    threading.Thread(target=serve, name=f"spec_verify_xpu {i}", daemon=True).start()
-    return tasks
+    The executor joins it when the interpreter ends: a thread that is then still letting go of tensors would end the process.
+    """
+    return ThreadPoolExecutor(1, f"spec_verify_xpu {i}")
 
 
 def work(shares, done, arguments, tensors):
@@ -274,7 +270,8 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     for i in range(count):
         shares.put((B * i // count, B * (i + 1) // count))
     for i in range(1, min(count, torch.get_num_threads())):
-        helper(os.getpid(), i).put((shares, done, arguments, tensors))
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the caller works alone
+            helper(os.getpid(), i).submit(work, shares, done, arguments, tensors)
     work(shares, done, arguments, tensors)
     for _ in range(count):
         error = done.get()  # None where all went well
