@@ -70,6 +70,15 @@ def ours(*batch, impl):
     return lambda: sv.verify(*batch, impl=impl)
 
 
+def ragged(*batch):
+    """The same sequences one behind the other, by verify_varlen, which writes the tokens to emit too."""
+    B, K = batch[0].shape
+    ends = torch.arange(B + 1, device=batch[0].device) * K
+    tokens, draft, target, *uniforms = (x.flatten(0, 1) for x in batch)
+    emitted = torch.empty(B, K + 1, dtype=torch.int32, device=tokens.device)
+    return lambda: sv.verify_varlen(tokens, draft, target, ends, K, *uniforms, emitted=emitted)
+
+
 def route(draft_tokens, draft_probs, target_probs, uniform_accept, _):
     """What people write: the ratio test, a renormalised residual, and torch.multinomial with its own randomness."""
     at = draft_tokens[..., None]
@@ -133,6 +142,7 @@ def vllm(draft_tokens, draft_probs, target_probs, uniform_accept, _):
 
 
 OURS = {impl: functools.partial(ours, impl=impl) for impl in IMPLEMENTATIONS if impl not in ("auto", "reference")}
+OURS["ragged"] = ragged
 PEERS = {f.__name__.replace("_", "-"): f for f in (eager_route, compiled_route, transformers, flashinfer, vllm)}
 PROVIDERS = {**OURS, **PEERS}
 DRAWS_UNIFORMS = {"transformers", "flashinfer"}

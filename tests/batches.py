@@ -1,5 +1,6 @@
-"""Inputs for the tests: batches whose drafts are sometimes accepted and sometimes not, plain or hostile."""
+"""Inputs for the tests: batches whose drafts are sometimes accepted and sometimes not, plain or hostile, dense or ragged."""
 
+import random
 from typing import NamedTuple, Optional
 
 import torch
@@ -59,23 +60,166 @@ def uniforms(shape, dtype, generator):
     return torch.rand(shape, dtype=dtype, generator=generator)
 
 
+def spoil(x, share, generator, values=HOSTILE):
+    """Put some of the values into a share of the entries of x, in place."""
+    chosen = torch.rand(x.shape, generator=generator) < share
+    values = torch.tensor(values, dtype=torch.float64 if x.is_floating_point() else torch.int64)
+    x[chosen] = values[torch.randint(len(values), (int(chosen.sum()),), generator=generator)].to(x.dtype)
+
+
+def placeholders(V, dtype=torch.int64):
+    """Ids that are no token: -1, the first past the vocabulary, the ends of the dtype. The last is token 0 in 32 bits."""
+    return [-1, V, 2**31 - 1, -(2**31)] if dtype == torch.int32 else [-1, V, 2**31, -(2**63), 2**63 - 1, 2**32]
+
+
 def hostile_batch(B, K, V, seed, one_hot=False):
     """A batch in which anything that has a defined answer may stand: hostile floats, placeholders, odd lengths."""
     g = torch.Generator().manual_seed(seed)
     batch = random_batch(B, K, V, V_draft=max(1, V - V // 3), uniform=torch.float32, seed=seed, one_hot=one_hot)
-    values = torch.tensor(HOSTILE)
-
-    def spoil(x, share):
-        if x is not None:
-            chosen = torch.rand(x.shape, generator=g) < share
-            x[chosen] = values[torch.randint(len(HOSTILE), (int(chosen.sum()),), generator=g)].to(x.dtype)
-
     for x in batch[1:5]:
-        spoil(x, 0.2)
-    placeholders = torch.tensor([-1, V, 2**31, -(2**63), 2**63 - 1, 2**32])  # the last would be token 0 in 32 bits
-    chosen = torch.rand(B, K, generator=g) < 0.1
-    batch.draft_tokens[chosen] = placeholders[torch.randint(len(placeholders), (int(chosen.sum()),), generator=g)]
+        if x is not None:
+            spoil(x, 0.2, g)
+    spoil(batch.draft_tokens, 0.1, g, placeholders(V))
     return batch._replace(lengths=torch.randint(-2, K + 3, (B,), generator=g))
+
+
+FRAME = 77  # what stands around `emitted`, in the memory that it is a view of
+
+
+class Ragged(NamedTuple):
+    """Sequences one behind the other, as `verify_varlen` takes them."""
+
+    draft_tokens: torch.Tensor  # [T]
+    draft_probs: Optional[torch.Tensor]  # [T, V_draft]
+    target_probs: torch.Tensor  # [T + B, V]
+    cu_drafts: torch.Tensor  # [B + 1]
+    max_drafts: int
+    uniform_accept: Optional[torch.Tensor] = None  # [T]
+    uniform_sample: Optional[torch.Tensor] = None  # [T + B]
+    options: dict = {}  # noqa: RUF012 - greedy, seed and offset where given; nobody writes it
+    dtype: torch.dtype = torch.int64  # of the result
+    emitted: Optional[torch.dtype] = None  # of the emitted tokens, where they are asked for
+
+    @property
+    def size(self):
+        return len(self.cu_drafts) - 1
+
+    def to(self, device):
+        options = {name: moved(x, device) for name, x in self.options.items()}
+        return Ragged(*(moved(x, device) for x in self[:7]), options, *self[8:])
+
+    def verify(self, impl):
+        """accepted, next_token, and emitted in its frame."""
+        if self.emitted is None:
+            return tuple(sv.verify_varlen(*self[:7], **self.options, dtype=self.dtype, impl=impl))
+        framed = self.target_probs.new_full((self.size, self.max_drafts + 3), FRAME, dtype=self.emitted)
+        emitted = framed[:, 1:-1]
+        return *sv.verify_varlen(*self[:7], **self.options, dtype=self.dtype, emitted=emitted, impl=impl), framed
+
+    def by_rule(self):
+        accepted, next_token = rule.verify_varlen(*self[:7], **self.options)
+        results = tuple(torch.tensor(x, dtype=self.dtype) for x in (accepted, next_token))
+        if self.emitted is None:
+            return results
+        tokens = self.draft_tokens.tolist()
+        framed = torch.full((self.size, self.max_drafts + 3), FRAME, dtype=self.emitted)
+        for b, (start, L) in enumerate(rule.spans(self.cu_drafts, len(tokens), self.max_drafts)):
+            row = rule.emit_sequence(tokens[start : start + L], accepted[b], next_token[b])
+            framed[b, 1:-1] = torch.tensor([*row, *[-1] * (self.max_drafts - L)])
+        return *results, framed
+
+
+def moved(x, device):
+    """x on a device: a tensor in memory laid out as before, so that what was strided or not aligned still is."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    memory = x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0).to(device)
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def as_ragged(batch, **more):
+    """The sequences of a dense batch, one behind the other: of each only the drafts that count, and one row more."""
+    B, K = batch.draft_tokens.shape
+    lengths = torch.full((B,), K, device=batch.draft_tokens.device) if batch.lengths is None else batch.lengths.clamp(0, K)
+    rows = torch.arange(K + 1, device=lengths.device) <= lengths[:, None]  # [B, K + 1]
+    drafts = rows[:, 1:]  # position i is a draft where row i + 1 exists
+    return Ragged(
+        batch.draft_tokens[drafts],
+        None if batch.draft_probs is None else batch.draft_probs[drafts],
+        batch.target_probs[rows],
+        torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        K,
+        batch.uniform_accept[drafts],
+        batch.uniform_sample[rows],
+        **more,
+    )
+
+
+FORMATS = 128  # combinations of dtypes and options among random batches, since a GPU's kernels are compiled for each
+
+
+def any_ragged(seed):
+    """A ragged batch that the seed picks from all that `verify_varlen` takes: 0 to 12 sequences of 0 to 16 drafts."""
+    r, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    kind = random.Random(seed % FORMATS)
+
+    def chance(p, r=r):
+        return r.random() < p
+
+    def number():
+        return r.choice([uniforms((B,), torch.int64, g), r.randint(-(2**63), 2**63 - 1), r.randint(0, 9)])
+
+    # Mostly small, since the rule is slow; some at and around the 512 entries of a chunk, and past two of them.
+    V = r.choice([r.randint(1, 40), r.randint(1, 700), r.randint(500, 1300), r.choice([1, 2, 511, 512, 513, 1024, 1025])])
+    V_draft = r.randint(1, V + 20) if chance(0.3) else V
+    B, longest = r.choice([(r.randint(0, 6), 3), (r.randint(0, 6), 16), (r.randint(0, 3), 16), (r.randint(8, 12), 16)])
+    shortest = longest if chance(0.2) else 0  # where all have the same number of drafts, a kernel guesses where they are
+    lengths = torch.tensor([r.randint(shortest, longest) for _ in range(B)], dtype=torch.int64)
+    uniform, ids = kind.choice([torch.float32, torch.float64, torch.int64]), kind.choice([torch.int64, torch.int32])
+    full, half, brain = torch.float32, torch.float16, torch.bfloat16
+    draft, target = kind.choice([(full, full), (full, full), (half, half), (brain, brain), (full, half), (brain, full)])
+    batch = random_batch(B, longest, V, V_draft, uniform=uniform, tokens=ids, seed=seed, one_hot=chance(0.25, kind))
+    batch = batch._replace(target_probs=batch.target_probs.to(target), lengths=lengths)
+    if batch.draft_probs is not None:
+        batch = batch._replace(draft_probs=batch.draft_probs.to(draft))
+
+    options = {}
+    if chance(0.4, kind):  # most drafts of a greedy sequence are the target's choice
+        options["greedy"] = torch.rand(B, generator=g) < 0.5
+        chosen = options["greedy"][:, None] & (torch.rand(B, longest, generator=g) < 0.97)
+        best = batch.target_probs[:, :-1].argmax(-1).to(ids)
+        batch = batch._replace(draft_tokens=torch.where(chosen, best, batch.draft_tokens))
+    ragged = as_ragged(batch)
+    if chance(0.4, kind):
+        options["seed"] = number()
+        if chance(0.7):
+            options["offset"] = number()
+        ragged = ragged._replace(uniform_accept=None, uniform_sample=None)
+
+    if chance(0.4):
+        for x in (ragged.draft_probs, ragged.target_probs, ragged.uniform_accept, ragged.uniform_sample):
+            if x is not None and x.is_floating_point() and chance(0.5):
+                spoil(x, r.choice([0.01, 0.2]), g)
+        spoil(ragged.draft_tokens, r.choice([0, 0.05]), g, placeholders(V_draft, ids))
+    cu_drafts, T = ragged.cu_drafts.to(ids), len(ragged.draft_tokens)
+    if chance(0.2):  # not monotone, negative, beyond T
+        spoil(cu_drafts, r.choice([0.2, 1]), g, [r.randint(-2, T + 2), *placeholders(T, ids)])
+    for name in ("draft_probs", "target_probs"):
+        x = getattr(ragged, name)
+        if x is not None and chance(0.3, kind):  # rows that are apart, and not aligned
+            left, right = r.randint(0, 3), r.randint(0, 3)
+            wide = torch.nn.functional.pad(x, (left, right), value=float("nan"))
+            ragged = ragged._replace(**{name: wide[:, left : left + x.shape[1]]})
+    dtype, emitted = kind.choice(
+        [(torch.int64, None), (torch.int64, torch.int64), (torch.int32,) * 2, (torch.int64, torch.int32)]
+    )
+    return ragged._replace(
+        cu_drafts=cu_drafts,
+        max_drafts=r.choice([longest, int(lengths.max()) if B else 0, r.randint(0, 20)]),
+        options=options,
+        dtype=dtype,
+        emitted=emitted,
+    )
 
 
 def assert_equals_rule(batch, impl, device):

@@ -1,4 +1,4 @@
-"""Compile every kernel that launch.verify can launch, for a GPU that is not here: python tests/compile_only.py TARGET.
+"""Compile every kernel that launch can launch, for a GPU that is not here: python tests/compile_only.py TARGET.
 
 Prints one JSON line a compiled kernel: its name, and how often its assembly has what must not be there.
 """
@@ -13,6 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+import spec_verify_xpu as sv
 from batches import random_batch
 from spec_verify_xpu.gpu import config, launch
 
@@ -61,11 +62,23 @@ class CompileOnly:
         return lambda *args, **kwargs: self.compiled.append(self.kernel.warmup(*args, grid=grid, **kwargs))
 
 
+def serve(batch):
+    """Ragged and greedy sequences, seeds, emitted tokens, and scores of every dtype."""
+    tokens, draft, target = batch.draft_tokens.flatten(), batch.draft_probs.flatten(0, 1), batch.target_probs.flatten(0, 1)
+    ragged = tokens, draft, target, torch.tensor([0, 3, 6]), 3
+    emitted = torch.empty(2, 4, dtype=torch.int32)
+    sv.verify_varlen(*ragged, seed=1, greedy=torch.tensor([True, False]), emitted=emitted, impl="triton")
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        result = sv.verify_greedy(batch.draft_tokens, batch.target_probs.to(dtype), impl="triton")
+    sv.sample(batch.target_probs, seed=1, impl="triton")
+    sv.emit(batch.draft_tokens, *result, impl="triton")
+
+
 def compile_all(name):
     target, language, forbidden = TARGETS[name]
     triton.runtime.driver.set_active(NoDevice(target))
     compiled = []
-    for kernel in ("sum_chunks", "locate"):
+    for kernel in ("sum_chunks", "locate", "write_tokens"):
         setattr(launch, kernel, CompileOnly(getattr(launch, kernel), compiled))
     if target.backend == "cuda":
         from spec_verify_xpu.gpu.overlap import release, wait
@@ -76,9 +89,10 @@ def compile_all(name):
     settings = [getattr(config, name) for name in names]
     for setting, V, one_hot in itertools.product(settings, (128, 129), (False, True)):
         config.CONFIGURATIONS["cpu"] = lambda *_, setting=setting: setting
-        launch.verify(*random_batch(2, 3, V, one_hot=one_hot))
+        random_batch(2, 3, V, one_hot=one_hot).verify("triton")
     for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
-        launch.verify(*random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32))
+        random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32).verify("triton")
+    serve(random_batch(2, 3, 128))
     for kernel in {kernel.hash: kernel for kernel in compiled}.values():
         text = kernel.asm[language]
         print(json.dumps({"kernel": kernel.metadata.name, **{k: len(re.findall(p, text)) for k, p in forbidden.items()}}))

@@ -20,6 +20,6 @@ def test_compiles(target, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     kernels = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {kernel["kernel"] for kernel in kernels} == {"sum_chunks", "locate"}
+    assert {kernel["kernel"] for kernel in kernels} == {"sum_chunks", "locate", "write_tokens"}
     assert len(kernels) > 20
     assert all(kernel["fp64"] == kernel["atomics"] == 0 for kernel in kernels), kernels

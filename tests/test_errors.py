@@ -1,12 +1,16 @@
 """Bad calls: each raises before anything runs, and names the argument."""
 
+import re
+
 import pytest
 import torch
 
 import spec_verify_xpu as sv
-from batches import random_batch
+from batches import as_ragged, random_batch
+from spec_verify_xpu.rule import SAMPLE
 
 B, K, V = 2, 3, 10
+T = B * K
 NAMES = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample")
 
 
@@ -19,7 +23,7 @@ def cut(x):
     return x[..., :-1]
 
 
-BAD_CALLS = [
+BAD_INPUTS = [  # of verify
     ("draft_tokens", lambda x: x.tolist(), TypeError),
     ("draft_tokens", lambda x: x.float(), TypeError),
     ("draft_tokens", lambda x: x.to(torch.int16), TypeError),
@@ -69,13 +73,148 @@ BAD_CALLS = [
 ]
 
 
-@pytest.mark.parametrize("name, spoil, error", BAD_CALLS, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BAD_CALLS)])
-def test_bad_call(name, spoil, error):
+@pytest.mark.parametrize("name, spoil, error", BAD_INPUTS, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BAD_INPUTS)])
+def test_bad_input(name, spoil, error):
     arguments = good()
     sv.verify(**arguments)
     arguments[name] = spoil(arguments[name])
     with pytest.raises(error, match=rf"^{name}: expected .* got "):
         sv.verify(**arguments)
+
+
+def good_calls():
+    batch = random_batch(B, K, V)
+    ragged = as_ragged(batch)
+    ids, results = torch.int64, (torch.zeros(B, dtype=torch.int64), torch.zeros(B, dtype=torch.int64))
+    outputs = {"out": results, "emitted": torch.empty(B, K + 1, dtype=ids), "dtype": ids}
+    chance = {"seed": torch.zeros(B, dtype=ids), "offset": 3, "greedy": torch.tensor([True, False])}
+    return {
+        "verify": {**dict(zip(NAMES[:3], batch)), **outputs, **chance},
+        "verify_varlen": {**dict(zip(ragged._fields[:5], ragged)), **outputs, **chance},
+        "verify_greedy": {"draft_tokens": batch.draft_tokens, "target": batch.target_probs, **outputs},
+        "sample": {"probs": batch.target_probs, "seed": 5, "offset": None, "out": torch.empty(B, K + 1, dtype=ids)},
+        "emit": {"draft_tokens": batch.draft_tokens, **dict(zip(("accepted", "next_token"), results)), "pad": 0, "out": None},
+    }
+
+
+def ints(*shape, dtype=torch.int64, device=None):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def floats(*shape, dtype=torch.float32, device=None):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+META = torch.device("meta")
+VERIFIERS = "verify verify_varlen verify_greedy"
+RANDOM = "verify verify_varlen"
+BAD_CALLS = [  # functions, the argument that the error names, what is given, error
+    *((RANDOM, name, {name: x}, TypeError) for name in ("seed", "offset") for x in (1.5, True, "1", [1, 2], floats(B))),
+    *((RANDOM, name, {name: ints(B, dtype=torch.int32)}, TypeError) for name in ("seed", "offset")),
+    *((RANDOM, name, {name: x}, ValueError) for name in ("seed", "offset") for x in (2**63, -(2**63) - 1)),
+    *((RANDOM, name, {name: ints(*n)}, ValueError) for name in ("seed", "offset") for n in ((B + 1,), (B, 1), (), (1,))),
+    *((RANDOM, name, {name: ints(B, device=META)}, ValueError) for name in ("seed", "offset")),
+    (RANDOM, "offset", {"seed": None}, ValueError),
+    (RANDOM, "generator", {"generator": torch.Generator()}, ValueError),
+    ("verify", "uniform_accept", {"uniform_accept": ints(B, K)}, ValueError),
+    ("verify", "uniform_sample", {"uniform_sample": floats(B, K + 1)}, ValueError),
+    (RANDOM, "greedy", {"greedy": True}, TypeError),
+    (RANDOM, "greedy", {"greedy": ints(B)}, TypeError),
+    (RANDOM, "greedy", {"greedy": ints(B + 1).bool()}, ValueError),
+    (RANDOM, "greedy", {"greedy": ints(B, K).bool()}, ValueError),
+    (RANDOM, "greedy", {"greedy": ints(B, device=META).bool()}, ValueError),
+    *((f"{VERIFIERS} sample", "dtype", {"dtype": x}, TypeError) for x in (torch.int16, torch.float32, "int64", None)),
+    (VERIFIERS, "out", {"out": ints(2, B)}, TypeError),
+    (VERIFIERS, "out", {"out": (ints(B),)}, TypeError),
+    (VERIFIERS, "out[0]", {"out": (None, ints(B))}, TypeError),
+    (VERIFIERS, "out[0]", {"out": (floats(B), ints(B))}, TypeError),
+    (VERIFIERS, "out[1]", {"out": (ints(B), ints(B, dtype=torch.int16))}, TypeError),
+    (VERIFIERS, "out[1]", {"out": (ints(B), ints(B + 1))}, ValueError),
+    (VERIFIERS, "out[1]", {"out": [ints(B), ints(2 * B)[::2]]}, ValueError),
+    (VERIFIERS, "out[0]", {"out": (ints(1).expand(B), ints(B))}, ValueError),
+    (VERIFIERS, "out[1]", {"out": (ints(B), ints(B, device=META))}, ValueError),
+    (VERIFIERS, "emitted", {"emitted": [[0] * (K + 1)] * B}, TypeError),
+    (VERIFIERS, "emitted", {"emitted": floats(B, K + 1)}, TypeError),
+    (VERIFIERS, "emitted", {"emitted": ints(B, K)}, ValueError),
+    (VERIFIERS, "emitted", {"emitted": ints(K + 1)}, ValueError),
+    (VERIFIERS, "emitted", {"emitted": ints(K + 1, B).t()}, ValueError),
+    (VERIFIERS, "emitted", {"emitted": ints(B, K + 1, device=META)}, ValueError),
+    ("verify_varlen", "draft_tokens", {"draft_tokens": ints(B, K)}, ValueError),
+    ("verify_varlen", "draft_tokens", {"draft_tokens": floats(T)}, TypeError),
+    ("verify_varlen", "draft_tokens", {"draft_tokens": ints(T, device=META)}, ValueError),
+    ("verify_varlen", "draft_probs", {"draft_probs": floats(T + B, V)}, ValueError),
+    ("verify_varlen", "draft_probs", {"draft_probs": floats(T, V, dtype=torch.float64)}, TypeError),
+    ("verify_varlen", "draft_probs", {"draft_probs": floats(T, V, device=META)}, ValueError),
+    ("verify_varlen", "target_probs", {"target_probs": floats(T, V)}, ValueError),
+    ("verify_varlen", "target_probs", {"target_probs": floats(B, K + 1, V)}, ValueError),
+    ("verify_varlen", "target_probs", {"target_probs": floats(T + B, 0)}, ValueError),
+    ("verify_varlen", "target_probs", {"target_probs": floats(V, T + B).t()}, ValueError),
+    ("verify_varlen", "cu_drafts", {"cu_drafts": [0, K, T]}, TypeError),
+    ("verify_varlen", "cu_drafts", {"cu_drafts": floats(B + 1)}, TypeError),
+    ("verify_varlen", "cu_drafts", {"cu_drafts": ints(0)}, ValueError),
+    ("verify_varlen", "cu_drafts", {"cu_drafts": ints(B + 1, 1)}, ValueError),
+    ("verify_varlen", "cu_drafts", {"cu_drafts": ints(B + 1, device=META)}, ValueError),
+    ("verify_varlen", "target_probs", {"cu_drafts": ints(B)}, ValueError),  # so B is one less, and its rows too many
+    *(("verify_varlen", "max_drafts", {"max_drafts": x}, TypeError) for x in (2.0, True, None, ints())),
+    *(("verify_varlen", "max_drafts", {"max_drafts": x}, ValueError) for x in (-1, 2**14 + 1, 2**63)),
+    ("verify_varlen", "uniform_accept", {"seed": None, "offset": None, "uniform_accept": floats(T + B)}, ValueError),
+    ("verify_varlen", "uniform_sample", {"seed": None, "offset": None, "uniform_sample": floats(T)}, ValueError),
+    ("verify_varlen", "uniform_accept", {"uniform_accept": ints(T)}, ValueError),
+    ("verify_varlen", "generator", {"seed": None, "offset": None, "generator": 1}, TypeError),
+    ("verify_greedy", "draft_tokens", {"draft_tokens": ints(T)}, ValueError),
+    ("verify_greedy", "draft_tokens", {"draft_tokens": ints(1, 1).expand(1, 2**14 + 1)}, ValueError),
+    ("verify_greedy", "draft_tokens", {"draft_tokens": ints(B, K, device=META)}, ValueError),
+    ("verify_greedy", "target", {"target": ints(B, K + 1, V)}, TypeError),
+    ("verify_greedy", "target", {"target": floats(B, K, V)}, ValueError),
+    ("verify_greedy", "target", {"target": floats(B, V, K + 1).mT}, ValueError),
+    ("verify_greedy", "lengths", {"lengths": ints(B + 1)}, ValueError),
+    ("verify_greedy", "lengths", {"lengths": floats(B)}, TypeError),
+    ("sample", "probs", {"probs": [0.5, 0.5]}, TypeError),
+    ("sample", "probs", {"probs": floats(V, dtype=torch.float64)}, TypeError),
+    ("sample", "probs", {"probs": floats()}, ValueError),
+    ("sample", "probs", {"probs": floats(B, 0)}, ValueError),
+    ("sample", "probs", {"probs": floats(1).expand(2**19)}, ValueError),
+    ("sample", "probs", {"probs": floats(V, B).t()}, ValueError),
+    ("sample", "uniform", {"uniform": floats(B, K + 1)}, ValueError),  # beside a seed
+    ("sample", "uniform", {"seed": None, "uniform": 0.5}, TypeError),
+    ("sample", "uniform", {"seed": None, "uniform": floats(B, K + 1, dtype=torch.float16)}, TypeError),
+    ("sample", "uniform", {"seed": None, "uniform": floats(B)}, ValueError),
+    ("sample", "uniform", {"seed": None, "uniform": floats(B, K + 1, device=META)}, ValueError),
+    ("sample", "generator", {"generator": torch.Generator()}, ValueError),
+    ("sample", "generator", {"seed": None, "generator": 1}, TypeError),
+    ("sample", "offset", {"seed": None, "offset": 1}, ValueError),
+    ("sample", "seed", {"seed": ints(B)}, ValueError),
+    ("sample", "offset", {"offset": ints(B, K + 1, dtype=torch.int32)}, TypeError),
+    ("sample", "out", {"out": floats(B, K + 1)}, TypeError),
+    ("sample", "out", {"out": (ints(B, K + 1),)}, TypeError),
+    ("sample", "out", {"out": ints(B)}, ValueError),
+    ("sample", "out", {"out": ints(K + 1, B).t()}, ValueError),
+    ("sample", "out", {"out": ints(B, K + 1, device=META)}, ValueError),
+    ("emit", "draft_tokens", {"draft_tokens": ints(T)}, ValueError),
+    ("emit", "draft_tokens", {"draft_tokens": floats(B, K)}, TypeError),
+    *(("emit", name, {name: floats(B)}, TypeError) for name in ("accepted", "next_token")),
+    *(("emit", name, {name: ints(B, 1)}, ValueError) for name in ("accepted", "next_token")),
+    *(("emit", name, {name: ints(B, device=META)}, ValueError) for name in ("accepted", "next_token")),
+    *(("emit", "pad", {"pad": x}, TypeError) for x in (1.5, None, False)),
+    ("emit", "pad", {"pad": 2**63}, ValueError),
+    ("emit", "out", {"out": floats(B, K + 1)}, TypeError),
+    ("emit", "out", {"out": ints(B, K)}, ValueError),
+    ("emit", "out", {"out": ints(K + 1, B).t()}, ValueError),
+    ("emit", "out", {"out": ints(B, K + 1, device=META)}, ValueError),
+    (f"{VERIFIERS} sample emit", "impl", {"impl": "cuda"}, ValueError),
+]
+BAD_CALLS = [(function, *rest) for functions, *rest in BAD_CALLS for function in functions.split()]
+
+
+@pytest.mark.parametrize("function, name, given, error", BAD_CALLS, ids=[f"{x[0]}-{x[1]}-{i}" for i, x in enumerate(BAD_CALLS)])
+def test_bad_call(function, name, given, error):
+    with pytest.raises(error, match=rf"^{re.escape(name)}: expected .* got "):
+        getattr(sv, function)(**{**good_calls()[function], **given})
+
+
+@pytest.mark.parametrize("function", ["verify", "verify_varlen", "verify_greedy", "sample", "emit"])
+def test_the_call_that_the_bad_ones_spoil_is_good(function):
+    getattr(sv, function)(**good_calls()[function])
 
 
 def test_triton_never_falls_back(monkeypatch):
@@ -92,9 +231,9 @@ def test_triton_never_falls_back(monkeypatch):
 
 
 def test_the_operator_refuses_an_unknown_implementation():
-    arguments = good()
+    inputs, results = [good()[name] for name in NAMES], [torch.empty(B, dtype=torch.int64) for _ in range(2)]
     with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
-        sv.ops.ops.verify(*(arguments[name] for name in NAMES), None, "nonsense")
+        sv.ops.ops.verify(*inputs, None, None, SAMPLE, None, None, K, None, *results, None, "nonsense")
 
 
 def test_rows_that_are_not_contiguous_below_the_public_function(impl):

@@ -32,7 +32,7 @@ def graph_of(call, device):
 
 
 def test_auto_takes_triton(device):
-    assert sv.ops.implementation(device.type, "auto").__module__.endswith("launch")
+    assert sv.ops.implementation(device.type, "auto").__name__.endswith("launch")
 
 
 @pytest.mark.parametrize("V", [32000, 4095], ids=["wide_loads", "odd"])
@@ -46,6 +46,67 @@ def test_graph_replays_with_new_inputs(V, impl, device):
             x.copy_(y)
         graph.replay()
         assert [x.tolist() for x in result] == [x.tolist() for x in batch.by_rule()]
+
+
+def serving_step(device, impl):
+    """A ragged step as an engine captures it, greedy sequences among random ones: (step, offset, emitted)."""
+    batch = random_batch(6, 4, 4095)
+    tokens, draft, target = (x.flatten(0, 1).to(device) for x in batch[:3])
+    ends = (torch.arange(7) * 4).to(device)
+    seed, offset = torch.arange(6, device=device), torch.zeros(6, dtype=torch.int64, device=device)
+    greedy = torch.tensor([False, True] * 3, device=device)
+    emitted = torch.empty(6, 5, dtype=torch.int32, device=device)
+    out = tuple(torch.empty(6, dtype=torch.int32, device=device) for _ in range(2))
+
+    def step():
+        where = {"greedy": greedy, "out": out, "emitted": emitted}
+        return sv.verify_varlen(tokens, draft, target, ends, 4, seed=seed, offset=offset, impl=impl, **where)
+
+    return step, offset, emitted
+
+
+def test_graph_of_a_serving_step(impl, device):
+    """The captured step draws anew as its offsets advance, and as a call by the reference does."""
+    step, offset, emitted = serving_step(device, impl)
+    graph, result = graph_of(step, device)
+    reference, reference_offset, reference_emitted = serving_step("cpu", "reference")
+    seen = set()
+    for _ in range(8):
+        graph.replay()
+        reference()
+        assert torch.equal(emitted.cpu(), reference_emitted)
+        seen.add(tuple(result.next_token.tolist()))
+        offset += 1
+        reference_offset += 1
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", ["verify_varlen", "verify_greedy", "sample", "emit", "metrics"])
+def test_no_serving_call_waits_for_the_device(name, impl, device):
+    if device.type != "cuda":
+        pytest.skip("torch has this check for CUDA alone")
+    step, _, _ = serving_step(device, impl)
+    batch = random_batch(8, 5, 1000).to(device)
+    result = batch.verify(impl)
+    lengths = torch.full((8,), 5, device=device)
+
+    def metrics():
+        sv.statistics(result.accepted, lengths, 5)
+        sv.logprobs(sv.emit(batch.draft_tokens, *result, impl=impl), batch.target_probs)
+
+    calls = {
+        "verify_varlen": step,
+        "verify_greedy": lambda: sv.verify_greedy(batch.draft_tokens, batch.target_probs, lengths=lengths, impl=impl),
+        "sample": lambda: sv.sample(batch.target_probs, seed=lengths[:, None].expand(8, 6), offset=3, impl=impl),
+        "emit": lambda: sv.emit(batch.draft_tokens, *result, impl=impl),
+        "metrics": metrics,
+    }
+    calls[name]()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        calls[name]()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("generator", [False, True])

@@ -4,13 +4,13 @@ import contextlib
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spec_verify_xpu as sv
-from batches import random_batch
+from batches import Batch, as_ragged, random_batch
 from spec_verify_xpu._ops import ops
-
-OP = ops.verify.default
+from spec_verify_xpu.rule import DRAW, SAMPLE
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +24,59 @@ def batch(device):
 
 
 @pytest.mark.parametrize("key", ["CPU", "CUDA", "XPU"])
-def test_registered_for_each_device(key):
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(OP.name(), key)
+@pytest.mark.parametrize("op", [ops.verify, ops.emit], ids=["verify", "emit"])
+def test_registered_for_each_device(op, key):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(op.default.name(), key)
 
 
-@pytest.mark.parametrize("draft", [True, False], ids=["probs", "one_hot"])
-@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "full"])
-def test_opcheck(batch, draft, lengths, impl):
+@pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
+@pytest.mark.parametrize("chance", ["uniforms", "seeds", "neither"])
+@pytest.mark.parametrize("given", [True, False], ids=["all", "none"])
+def test_opcheck(batch, ragged, chance, given, impl, device):
     """Schema, fake, autograd registration and dynamic tracing, with every optional argument given and left out."""
-    arguments = (batch[0], batch[1] if draft else None, *batch[2:5], batch.lengths if lengths else None, impl)
-    torch.library.opcheck(OP, arguments)
+    source = as_ragged(batch) if ragged else batch
+    accept, sample = (source.uniform_accept, source.uniform_sample) if chance == "uniforms" else (None, None)
+    seeds = (torch.arange(3, device=device), torch.arange(3, device=device)) if chance == "seeds" else (None, None)
+    lengths = batch.lengths if given and not ragged else None
+    greedy = torch.tensor([True, False, True], device=device) if given and chance != "neither" else None
+    outputs = [torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2)]
+    torch.library.opcheck(
+        ops.verify.default,
+        (
+            source.draft_tokens, source.draft_probs if given else None, source.target_probs, accept, sample, *seeds, SAMPLE,
+            lengths, source.cu_drafts if ragged else None, 4, greedy, *outputs,
+            torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, impl,
+        ),
+    )  # fmt: skip
+
+
+def test_opcheck_of_the_others(batch, impl, device):
+    """`sample` as it calls the operator, and `emit`."""
+    none, *outputs, seeds = (torch.zeros(n, dtype=torch.int64, device=device) for n in ((3, 0), 3, 3, 3))
+    rows = none, None, batch.target_probs[:, :1]
+    arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, *outputs, None, impl)
+    torch.library.opcheck(ops.verify.default, arguments)
+    torch.library.opcheck(ops.emit.default, (batch.draft_tokens, *outputs, -1, torch.zeros_like(batch.uniform_sample), impl))
+
+
+def fake_results(kind):
+    """Each function's result, in the shapes that it has for B = 3, K = 4 and T = 6."""
+
+    def ids(*shape):
+        return torch.empty(shape, dtype=torch.int64, device=kind)
+
+    def probs(*shape):
+        return torch.empty(*shape, 9, device=kind)
+
+    return [
+        *sv.verify(ids(3, 4), probs(3, 4), probs(3, 5), ids(3, 4), ids(3, 5)),
+        *sv.verify(ids(3, 4), None, probs(3, 5), seed=ids(3), greedy=ids(3) > 0),
+        *sv.verify_varlen(ids(6), probs(6), probs(9), ids(4), 4, seed=1, offset=ids(3)),
+        *sv.verify_greedy(ids(3, 4), probs(3, 5), lengths=ids(3)),
+        sv.sample(probs(3), seed=1),
+        sv.sample(probs(3, 5), ids(3, 5)),
+        sv.emit(ids(3, 4), ids(3), ids(3)),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu"])
@@ -42,26 +85,88 @@ def test_fake_on_any_device(kind, device):
     if device.type not in ("cpu", kind):
         pytest.skip(f"a {device.type} build of torch")
     with FakeTensorMode(allow_non_fake_inputs=False):
-        batch = random_batch_of_nothing(kind)
-        result = sv.verify(*batch)
-    assert [(x.shape, x.dtype, x.device.type) for x in result] == [((3,), torch.int64, kind)] * 2
+        results = fake_results(kind)
+    assert [tuple(x.shape) for x in results] == [(3,)] * 9 + [(3, 5)] * 2
+    assert {(x.dtype, x.device.type) for x in results} == {(torch.int64, kind)}
 
 
-def random_batch_of_nothing(kind):
-    shapes = [((3, 4), torch.int64), ((3, 4, 9), None), ((3, 5, 9), None), ((3, 4), None), ((3, 5), None)]
-    return [torch.empty(shape, dtype=dtype or torch.float32, device=kind) for shape, dtype in shapes]
+def steps(impl):
+    """Each public function as one of a dense batch that returns a list of tensors."""
+
+    def verify(batch):
+        return [*sv.verify(*batch[:5], lengths=batch.lengths, impl=impl)]
+
+    def seeded(batch):
+        seed = torch.arange(batch.draft_tokens.shape[0], device=batch.draft_tokens.device)
+        return [*sv.verify(*batch[:3], seed=seed, offset=-1, greedy=seed % 2 == 0, dtype=torch.int32, impl=impl)]
+
+    def verify_varlen(batch):
+        rows = batch.target_probs.flatten(0, 1)  # every sequence of K drafts
+        B, K = batch.draft_tokens.shape
+        cu_drafts = torch.arange(B + 1, device=rows.device) * K
+        drafts = batch.draft_tokens.flatten(), batch.draft_probs.flatten(0, 1)
+        return [*sv.verify_varlen(*drafts, rows, cu_drafts, K, *(x.flatten() for x in batch[3:5]), impl=impl)]
+
+    def verify_greedy(batch):
+        return [*sv.verify_greedy(batch.draft_tokens, batch.target_probs, impl=impl)]
+
+    def sample(batch):
+        return [sv.sample(batch.target_probs, **x, impl=impl) for x in ({"uniform": batch.uniform_sample}, {"seed": 2})]
+
+    def emit(batch):
+        return [sv.emit(batch.draft_tokens, batch.lengths, batch.lengths + 1, impl=impl)]
+
+    def outputs(batch):
+        B, K = batch.draft_tokens.shape
+        out = torch.zeros_like(batch.lengths), torch.zeros_like(batch.lengths, dtype=torch.int32)
+        emitted = batch.draft_tokens.new_zeros(B, K + 1)
+        return [*sv.verify(*batch[:5], out=out, emitted=emitted, impl=impl), *out, emitted]
+
+    def metrics(batch):
+        accepted, next_token = sv.verify(*batch[:5], lengths=batch.lengths, impl=impl)
+        emitted = sv.emit(batch.draft_tokens, accepted, next_token, impl=impl)
+        return [*sv.statistics(accepted, batch.lengths, 4), sv.logprobs(emitted, batch.target_probs)]
+
+    return verify, seeded, verify_varlen, verify_greedy, sample, emit, outputs, metrics
+
+
+STEPS = [step.__name__ for step in steps("auto")]
+
+
+def step_of(name, impl):
+    return steps(impl)[STEPS.index(name)]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_compile_fullgraph(batch, impl, backend, device):
-    def step(*arguments):
-        result = sv.verify(*arguments, lengths=batch.lengths, impl=impl)
-        return result.accepted + 1, result.next_token
+@pytest.mark.parametrize("name", STEPS)
+def test_compile_fullgraph(batch, name, impl, backend):
+    """What comes behind the call in the graph sees what it wrote."""
+    step = step_of(name, impl)
+    compiled = torch.compile(lambda batch: [x + 1 for x in step(batch)], fullgraph=True, backend=backend)
+    expected = step(batch)
+    for _ in range(2):
+        results = compiled(batch)
+        assert all(x.dtype == y.dtype and torch.equal(x, y + 1) for x, y in zip(results, expected))
 
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
-    accepted, next_token = compiled(*batch[:5])
-    expected = batch.verify(impl)
-    assert torch.equal(accepted, expected.accepted + 1) and torch.equal(next_token, expected.next_token)
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_calls_write_the_callers_tensors(batch, impl, backend, device):
+    """out= and emitted=, of rows that are apart, given to the graph from outside."""
+    framed = torch.full((3, 7), 77, dtype=torch.int32, device=device)
+    out = tuple(torch.full((3,), 77, dtype=torch.int64, device=device) for _ in range(2))
+    tokens = torch.full((3, 5), 77, dtype=torch.int64, device=device)
+
+    def step(batch, out, emitted, tokens):
+        sv.verify(*batch[:5], out=out, emitted=emitted, impl=impl)
+        sv.sample(batch.target_probs, batch.uniform_sample, out=tokens, impl=impl)
+        sv.emit(batch.draft_tokens, *out, out=emitted, impl=impl)
+        return out[0] + 1
+
+    plus_one = torch.compile(step, fullgraph=True, backend=backend)(batch, out, framed[:, 1:-1], tokens)
+    expected = batch._replace(lengths=None).verify(impl)
+    assert torch.equal(torch.stack(out), torch.stack(expected)) and torch.equal(plus_one, out[0] + 1)
+    assert torch.equal(framed[:, 1:-1].long(), sv.emit(batch.draft_tokens, *expected)) and (framed[:, [0, -1]] == 77).all()
+    assert torch.equal(tokens, sv.sample(batch.target_probs, batch.uniform_sample))
 
 
 def test_compile_draws_fresh_uniforms_inside(device):
@@ -90,13 +195,31 @@ def test_compile_never_ignores_a_generator(device):
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_compile_dynamic_shapes_compile_once(device):
+@pytest.mark.parametrize("name", STEPS)
+def test_compile_dynamic_shapes_compile_once(name, device):
     """Batch and vocabulary change without another graph."""
     counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(lambda *x: sv.verify(*x), fullgraph=True, backend=counter, dynamic=True)
+    step = step_of(name, "auto")
+    compiled = torch.compile(lambda *tensors: step(Batch(*tensors)), fullgraph=True, backend=counter, dynamic=True)
     for B, V in ((3, 64), (5, 100), (7, 33)):
-        batch = random_batch(B, 4, V).to(device)
-        assert torch.equal(torch.stack(compiled(*batch[:5])), torch.stack(batch.verify("auto")))
+        batch = random_batch(B, 4, V)._replace(lengths=torch.arange(B) % 5).to(device)
+        assert all(map(torch.equal, compiled(*batch), step(batch)))
+    assert counter.frame_count == 1
+
+
+def test_compile_ragged_batches_compile_once(device):
+    """As an engine has them: each step has other lengths, and so another number of drafts."""
+    counter = torch._dynamo.testing.CompileCounter()
+
+    def step(*tensors):
+        emitted = tensors[0].new_empty(tensors[3].shape[0] - 1, 5)
+        return [*sv.verify_varlen(*tensors[:4], 4, *tensors[4:], emitted=emitted), emitted]
+
+    compiled = torch.compile(step, fullgraph=True, backend=counter, dynamic=True)
+    for B, V in ((4, 64), (5, 100), (9, 33)):
+        ragged = as_ragged(random_batch(B, 4, V)._replace(lengths=torch.arange(B) % 5)).to(device)
+        tensors = *ragged[:4], *ragged[5:7]
+        assert all(map(torch.equal, compiled(*tensors), step(*tensors)))
     assert counter.frame_count == 1
 
 

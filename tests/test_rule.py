@@ -18,6 +18,13 @@ N = 840  # the uniforms' range: a multiple of 1 to 8, so that every scale(u, n) 
 
 
 @functools.lru_cache(None)
+def draft_law(q):
+    """The law of the draft that `draw` makes of these weights, its uniform enumerated."""
+    drawn = collections.Counter(rule.draw(q, u, N) for u in range(N))
+    return [Fraction(drawn[t], N) for t in range(len(q))]
+
+
+@functools.lru_cache(None)
 def acceptance(q_t, p_t):
     """The chance that a draft of these weights is accepted, its uniform enumerated."""
     rows = [(p_t, 8 - p_t), (8, 0)]
@@ -36,10 +43,11 @@ def refusal_law(q, p):
 def test_output_law_is_the_targets_for_every_pair_of_distributions():
     """All 2,025 pairs in eighths over 3 tokens: the emitted token follows the target exactly, in Fractions.
 
-    The two uniforms are independent, so each is enumerated alone, and the laws are combined.
+    The three uniforms, of the draft, of its test and of what replaces it, are independent, so each is enumerated alone, and
+    the laws are combined.
     """
     for q, p in itertools.product(EIGHTHS, repeat=2):
-        stands = [Fraction(q[t], 8) * acceptance(q[t], p[t]) for t in range(3)]
+        stands = [draft_law(q)[t] * acceptance(q[t], p[t]) for t in range(3)]
         replaced = refusal_law(q, p) if q != p else [Fraction(0)] * 3
         assert [stands[x] + (1 - sum(stands)) * replaced[x] for x in range(3)] == [Fraction(w, 8) for w in p], (q, p)
 
@@ -67,7 +75,7 @@ def test_law_of_two_drafts():
         first, second = [Fraction(0)] * 3, [Fraction(0)] * 3  # the law of token 1; of token 2 where draft 1 stood
         stood = Fraction(0)
         for s, t in itertools.product(range(3), repeat=2):
-            chance_drafted = Fraction(q0[s] * q1[t], 64)
+            chance_drafted = draft_law(q0)[s] * draft_law(q1)[t]
             if chance_drafted:
                 for (n, token), chance in law_given_drafts([s, t], [q0, q1], [p0, p1, p2]).items():
                     first[s if n else token] += chance_drafted * chance

@@ -20,7 +20,7 @@ from triton._C.libtriton import intel
 
 import runtime
 from batches import random_batch
-from compile_only import CompileOnly
+from compile_only import CompileOnly, serve
 from spec_verify_xpu.gpu import config, launch
 
 OCLOC = os.environ.get("OCLOC", "ocloc")
@@ -56,14 +56,26 @@ def known_gpus():
     return [gpu for gpu in GPUS if re.search(rf"\b{gpu}\b", names)]
 
 
-def launched_kernels(setting, sub_group, V, draft, dtype):
-    """The kernels that launch.verify launches in one configuration for 8 sequences of 5 drafts, compiled."""
+def compile_for(run, setting, sub_group):
+    """The kernels that run() launches in one configuration, compiled."""
     runtime.install(sub_group)
     compiled = []
-    stand_ins = {name: CompileOnly(getattr(launch, name), compiled) for name in ("sum_chunks", "locate")}
+    stand_ins = {name: CompileOnly(getattr(launch, name), compiled) for name in ("sum_chunks", "locate", "write_tokens")}
     with mock.patch.multiple(launch, CONFIGURATIONS={"cpu": lambda *_: setting}, **stand_ins):
-        launch.verify(*random_batch(8, 5, V, dtype=dtype, one_hot=draft == "one_hot"))
+        run()
     return compiled
+
+
+def launched_kernels(setting, sub_group, V, draft, dtype):
+    """The kernels of `verify` for 8 sequences of 5 drafts."""
+    batch = random_batch(8, 5, V, dtype=dtype, one_hot=draft == "one_hot")
+    return compile_for(lambda: batch.verify("triton"), setting, sub_group)
+
+
+def serving_kernels():
+    """Those of ragged and greedy sequences, of seeds, emitted tokens, and scores of every dtype, as an XPU gets them."""
+    batch = random_batch(2, 3, 32001)
+    return [kernel for setting in SETTINGS for kernel in compile_for(lambda: serve(batch), setting, sub_group=16)]
 
 
 def measure(kernel, gpu):

@@ -10,6 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spec_verify_xpu.gpu import launch, xpu
+from spec_verify_xpu.ops import Call
+from spec_verify_xpu.rule import SAMPLE
 
 PACKAGE = Path(launch.__file__).parents[1]
 XPU = torch.device("xpu", 1)
@@ -52,8 +54,11 @@ def test_launches_on_the_tensors_device(iris_xe, monkeypatch, B, chunk, programs
     with FakeTensorMode():
         draft, target = (torch.empty(B, k, 32000, device=XPU) for k in (5, 6))
         uniforms = [torch.empty(B, k, dtype=torch.int64, device=XPU) for k in (5, 6)]
-        accepted, next_token = launch.verify(torch.empty(B, 5, dtype=torch.int64, device=XPU), draft, target, *uniforms, None)
-    assert accepted.device == next_token.device == XPU
+        tokens = torch.empty(B, 5, dtype=torch.int64, device=XPU)
+        accepted, next_token = (torch.empty(B, dtype=torch.int64, device=XPU) for _ in range(2))
+        launch.verify(
+            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, accepted, next_token, None)
+        )
     assert iris_xe == [XPU, None]
     assert [(name, grid, device) for name, grid, device, *_ in calls] == [
         ("sum_chunks", (B, programs, 1), XPU),

@@ -1,5 +1,9 @@
 """Native code for Intel's GPUs from their offline compiler: what must not be in it, and no more of it than was recorded."""
 
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import triton
@@ -29,6 +33,14 @@ def test_every_kernel_is_there(rows):
 @pytest.mark.parametrize("what", ["spill", "fp64", "atomics"])
 def test_what_must_not_be_there(rows, what):
     assert [row for row in rows if row[what]] == []
+
+
+def test_what_must_not_be_there_in_serving():
+    jobs = itertools.product(static.serving_kernels(), static.known_gpus())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = list(pool.map(lambda job: (job[0].name, job[1], static.measure(*job)), jobs))
+    assert {name for name, _, _ in rows} == {"sum_chunks", "locate", "write_tokens"}
+    assert [row for row in rows if row[2]["spill"] or row[2]["fp64"] or row[2]["atomics"]] == []
 
 
 def test_work_groups_fit(rows):

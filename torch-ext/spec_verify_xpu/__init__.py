@@ -1,6 +1,18 @@
 """Exact verification of speculative drafts on Intel, NVIDIA and AMD GPUs and on the CPU. The rule is in rule.py."""
 
-from .api import VerifyResult, check, verify
+from .api import VerifyResult, check, emit, sample, verify, verify_greedy, verify_varlen
+from .metrics import Statistics, logprobs, statistics
 
-__all__ = ["VerifyResult", "check", "verify"]
+__all__ = [
+    "Statistics",
+    "VerifyResult",
+    "check",
+    "emit",
+    "logprobs",
+    "sample",
+    "statistics",
+    "verify",
+    "verify_greedy",
+    "verify_varlen",
+]
 __version__ = "1.0.0"

@@ -60,7 +60,7 @@ def main():
     print(f"torch {torch.__version__} ({backends}), Triton {triton}")
     failures = 0
     for device in devices():
-        auto = IMPLEMENTATION_OF[implementation(device.type, "auto").__module__.rsplit(".", 1)[-1]]
+        auto = IMPLEMENTATION_OF[implementation(device.type, "auto").__name__.rsplit(".", 1)[-1]]
         print(f"\n{device}: {describe(device)}; impl='auto' takes {auto}")
         for impl in IMPLEMENTATION_OF.values():
             try:

@@ -1,15 +1,27 @@
 """The public functions: what a user calls, checked before anything runs."""
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import torch
 
 from .ops import ops, require_implementation
-from .validation import validate_verify
+from .rule import DRAW, SAMPLE
+from .validation import (
+    PROBABILITIES,
+    require_rows,
+    validate_dense,
+    validate_emit,
+    validate_greedy,
+    validate_mask,
+    validate_outputs,
+    validate_ragged,
+    validate_randomness,
+    validate_tokens_out,
+)
 
 
 class VerifyResult(NamedTuple):
-    """accepted [B], how many drafts stand, in [0, K]; next_token [B], the token that follows them. Both int64."""
+    """accepted [B], how many drafts stand, in [0, K]; next_token [B], the token that follows them."""
 
     accepted: torch.Tensor
     next_token: torch.Tensor
@@ -23,7 +35,13 @@ def verify(
     uniform_sample: Optional[torch.Tensor] = None,
     *,
     lengths: Optional[torch.Tensor] = None,
+    greedy: Optional[torch.Tensor] = None,
+    seed: Union[int, torch.Tensor, None] = None,
+    offset: Union[int, torch.Tensor, None] = None,
     generator: Optional[torch.Generator] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    emitted: Optional[torch.Tensor] = None,
     impl: str = "auto",
 ) -> VerifyResult:
     """Verify K speculative drafts for each of B sequences, and draw the token that follows the accepted ones.
@@ -53,9 +71,25 @@ def verify(
         Randomness of the draws, one for each position where the draft can end. Shape ``[B, K + 1]``, dtype as above.
     lengths
         How many of each sequence's drafts count. Shape ``[B]``, int64 or int32, clamped to ``[0, K]``. None: all K.
+    greedy
+        Which sequences are verified as `verify_greedy` does, without chance. Shape ``[B]``, bool. Their draft_probs and
+        randomness are not looked at. None: none of them.
+    seed, offset
+        In place of uniforms: 63 bits a draw from Philox-4x32-10 (Salmon et al. 2011), computed where they are used from the
+        sequence's seed and offset and the position alone (docs/SERVING.md has the layout), so a request gets the same
+        tokens in whatever batch and on whatever device. Ints, or int64 tensors of shape ``[B]``, of any value. Change the
+        offset at every step, say by 1. Sequences of equal seed and offset share their draws, so give each its own seed.
+        The offset is 0 where only a seed is given.
     generator
         The source of the uniforms that are drawn here. None: the device's default. torch cannot trace a generator: with
         ``torch.compile(fullgraph=True)`` it is an error of torch's.
+    dtype
+        That of the result: int64 or int32.
+    out
+        Two tensors of shape ``[B]``, int64 or int32, contiguous, which are written and returned as the result.
+    emitted
+        A tensor that the verification itself writes with what `emit` returns: the accepted drafts, the next token, and -1 in
+        what is left. Shape ``[B, K + 1]``, int64 or int32, last dimension contiguous.
     impl
         "triton", "numba" (CPU), "eager" (vectorised torch) or "reference" (rule.py), which never fall back to another;
         "auto" takes Triton on a GPU and Numba on the CPU where they are installed, and eager elsewhere.
@@ -63,14 +97,14 @@ def verify(
     Returns
     -------
     VerifyResult
-        accepted ``[B]`` in ``[0, K]`` and next_token ``[B]`` in ``[0, V)``, int64. A row without any mass gives token 0.
+        accepted ``[B]`` in ``[0, K]`` and next_token ``[B]`` in ``[0, V)``. A row without any mass gives token 0.
 
     Raises
     ------
     TypeError
         An argument of the wrong type or dtype.
     ValueError
-        A wrong shape, device or stride, or an implementation that is unknown or cannot run on these tensors.
+        A wrong shape, device, stride or combination, or an implementation that is unknown or cannot run on these tensors.
 
     Examples
     --------
@@ -84,13 +118,244 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    validate_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, generator)
+    B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
+    device = target_probs.device
+    uniforms = {
+        "uniform_accept": (uniform_accept, (B, K), "[B, K]"),
+        "uniform_sample": (uniform_sample, (B, K + 1), "[B, K + 1]"),
+    }
+    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", device)
+    validate_mask(greedy, B, device)
+    result = result_of(out, emitted, dtype, B, K, device)
     require_implementation(impl)
-    if uniform_accept is None:
-        uniform_accept = random_bits(draft_tokens.shape, target_probs.device, generator)
-    if uniform_sample is None:
-        uniform_sample = random_bits(target_probs.shape[:2], target_probs.device, generator)
-    return VerifyResult(*ops.verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, impl))
+    rows = draft_tokens, draft_probs, target_probs
+    ops.verify(*rows, *randomness, SAMPLE, lengths, None, K, greedy, *result, emitted, impl)
+    return result
+
+
+def verify_varlen(
+    draft_tokens: torch.Tensor,
+    draft_probs: Optional[torch.Tensor],
+    target_probs: torch.Tensor,
+    cu_drafts: torch.Tensor,
+    max_drafts: int,
+    uniform_accept: Optional[torch.Tensor] = None,
+    uniform_sample: Optional[torch.Tensor] = None,
+    *,
+    greedy: Optional[torch.Tensor] = None,
+    seed: Union[int, torch.Tensor, None] = None,
+    offset: Union[int, torch.Tensor, None] = None,
+    generator: Optional[torch.Generator] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    emitted: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> VerifyResult:
+    """Verify B sequences with drafts of different lengths that stand one behind the other, T drafts in all.
+
+    Sequence b has the drafts from ``cu_drafts[b]`` to ``cu_drafts[b + 1]``, and one row of the target more than drafts, from
+    row ``cu_drafts[b] + b`` on. It gets the tokens that `verify` gives it alone. Arguments that are not listed, the result
+    and the errors are those of `verify`.
+
+    Parameters
+    ----------
+    draft_tokens
+        Shape ``[T]``, int64 or int32.
+    draft_probs
+        Shape ``[T, V_draft]``, or None.
+    target_probs
+        Shape ``[T + B, V]``.
+    cu_drafts
+        How many drafts stand before each sequence's own, and T last. Shape ``[B + 1]``, int64 or int32. It stays on the
+        device. Offsets are clamped to ``[0, T]``, and a sequence that ends before it starts has no drafts.
+    max_drafts
+        K, the most drafts that count of a sequence. An int, at most 2**14.
+    uniform_accept
+        Shape ``[T]``.
+    uniform_sample
+        Shape ``[T + B]``.
+    emitted
+        Shape ``[B, max_drafts + 1]``.
+
+    Examples
+    --------
+    The first sequence has no drafts, the second the two of `verify`'s example.
+
+    >>> import torch
+    >>> import spec_verify_xpu as sv
+    >>> draft = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    >>> target = torch.tensor([[0.0, 1.0, 0.0], [0.25, 0.75, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
+    VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
+    """
+    T, B = validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts)
+    device = target_probs.device
+    uniforms = {
+        "uniform_accept": (uniform_accept, (T,), "[T]"),
+        "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
+    }
+    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", device)
+    validate_mask(greedy, B, device)
+    result = result_of(out, emitted, dtype, B, max_drafts, device)
+    require_implementation(impl)
+    rows = draft_tokens, draft_probs, target_probs
+    ops.verify(*rows, *randomness, SAMPLE, None, cu_drafts, max_drafts, greedy, *result, emitted, impl)
+    return result
+
+
+def verify_greedy(
+    draft_tokens: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    lengths: Optional[torch.Tensor] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    emitted: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> VerifyResult:
+    """Verify drafts without chance: a draft is accepted while it is the argmax of its row.
+
+    The next token is the argmax of the row where that ends. Of equal entries the first is the largest; NaN is less than any
+    number. Arguments that are not listed, the result and the errors are those of `verify`.
+
+    Parameters
+    ----------
+    draft_tokens
+        Shape ``[B, K]``, int64 or int32.
+    target
+        Probabilities or logits, of which only the order counts. Shape ``[B, K + 1, V]``, float32, float16, bfloat16 or
+        float64, last dimension contiguous.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spec_verify_xpu as sv
+    >>> sv.verify_greedy(torch.tensor([[1, 0]]), torch.tensor([[[0.0, 2.0], [0.0, 1.0], [1.0, 1.0]]]))
+    VerifyResult(accepted=tensor([1]), next_token=tensor([1]))
+    """
+    B, K = validate_greedy(draft_tokens, target, lengths)
+    result = result_of(out, emitted, dtype, B, K, target.device)
+    require_implementation(impl)
+    no_chance = [None] * 4
+    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, *result, emitted, impl)
+    return result
+
+
+def sample(
+    probs: torch.Tensor,
+    uniform: Optional[torch.Tensor] = None,
+    *,
+    seed: Union[int, torch.Tensor, None] = None,
+    offset: Union[int, torch.Tensor, None] = None,
+    generator: Optional[torch.Generator] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> torch.Tensor:
+    """Draw a token from each row of probs: the draw of `verify`, on its own.
+
+    A drafter that draws with it draws from exactly the integers that `verify` tests. Arguments that are not listed and the
+    errors are those of `verify`.
+
+    Parameters
+    ----------
+    probs
+        Shape ``[.., V]``, float32, float16 or bfloat16, last dimension contiguous. Copied where torch cannot see its leading
+        dimensions as one.
+    uniform
+        Shape ``[..]``, that of probs without its last dimension: float32 or float64 in ``[0, 1)``, or int64 random bits.
+    seed, offset
+        Ints, or int64 tensors of shape ``[..]``. The draws are independent of what `verify` makes of the same numbers. Rows
+        of equal seed and offset share their draw.
+    out
+        Shape ``[..]``, int64 or int32, contiguous: written and returned.
+
+    Returns
+    -------
+    torch.Tensor
+        Token ids, ``[..]`` in ``[0, V)``. A row without any mass gives token 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spec_verify_xpu as sv
+    >>> sv.sample(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0.4, 0.4]))
+    tensor([0, 1])
+    """
+    leading, device = require_rows("probs", probs, PROBABILITIES, None, "[.., V]"), probs.device
+    uniforms = {"uniform": (uniform, leading, "[..]")}
+    numbers = randomness_of(uniforms, seed, offset, generator, leading, "[..]", device)
+    validate_tokens_out(out, dtype, leading, "[..]", device)
+    require_implementation(impl)
+    tokens = torch.empty(leading, dtype=dtype, device=device) if out is None else out
+    R = tokens.numel()  # each row is a sequence without drafts
+    no_drafts, accepted = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((R, 0), (R,)))
+    uniform, seed, offset = (x if x is None else x.reshape(R) for x in numbers)
+    columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
+    rows = no_drafts, None, probs.reshape(R, 1, probs.shape[-1])
+    ops.verify(*rows, *columns, seed, offset, DRAW, None, None, 0, None, accepted, tokens.view(R), None, impl)
+    return tokens
+
+
+def emit(
+    draft_tokens: torch.Tensor,
+    accepted: torch.Tensor,
+    next_token: torch.Tensor,
+    pad: int = -1,
+    *,
+    out: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> torch.Tensor:
+    """The tokens of a step: each sequence's accepted drafts, its next token, and padding.
+
+    Parameters
+    ----------
+    draft_tokens
+        Shape ``[B, K]``, int64 or int32.
+    accepted, next_token
+        What `verify` returned. Shape ``[B]``, int64 or int32; accepted is clamped to ``[0, K]``.
+    pad
+        What stands behind the next token.
+    out
+        Shape ``[B, K + 1]``, int64 or int32, last dimension contiguous: written and returned. None: a new tensor of
+        next_token's dtype.
+    impl
+        As in `verify`, whose ``emitted`` saves this call.
+
+    Returns
+    -------
+    torch.Tensor
+        Token ids, ``[B, K + 1]``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spec_verify_xpu as sv
+    >>> sv.emit(torch.tensor([[7, 8, 9], [4, 5, 6]]), torch.tensor([1, 3]), torch.tensor([2, 3]))
+    tensor([[ 7,  2, -1, -1],
+            [ 4,  5,  6,  3]])
+    """
+    B, K = validate_emit(draft_tokens, accepted, next_token, pad, out)
+    require_implementation(impl)
+    tokens = torch.empty(B, K + 1, dtype=next_token.dtype, device=next_token.device) if out is None else out
+    ops.emit(draft_tokens, accepted, next_token, pad, tokens, impl)
+    return tokens
+
+
+def randomness_of(uniforms, seed, offset, generator, leading, meaning, device):
+    """The operator's randomness: each of the uniforms {name: (tensor, shape, meaning)}, then seed and offset [leading].
+
+    Uniforms that are None are drawn, unless there is a seed.
+    """
+    validate_randomness(uniforms, seed, offset, generator, leading, meaning, device)
+    if seed is None:
+        drawn = (random_bits(shape, device, generator) if x is None else x for x, shape, _ in uniforms.values())
+        return *drawn, None, None
+    offset = 0 if offset is None else offset
+    numbers = (
+        x if isinstance(x, torch.Tensor) else torch.full(leading, x, dtype=torch.int64, device=device) for x in (seed, offset)
+    )
+    return *(None for _ in uniforms), *numbers
 
 
 def random_bits(shape, device, generator):
@@ -99,6 +364,14 @@ def random_bits(shape, device, generator):
     if torch.compiler.is_compiling() and generator is None:  # it knows the functional form only, ten times slower elsewhere
         return torch.ops.aten.random(bits)
     return bits.random_(generator=generator)
+
+
+def result_of(out, emitted, dtype, B, K, device):
+    """What a verification is to write, [B] each: the caller's tensors, or new ones."""
+    validate_outputs(out, emitted, dtype, B, K, device)
+    if out is None:
+        out = [torch.empty(B, dtype=dtype, device=device) for _ in range(2)]
+    return VerifyResult(*out)
 
 
 def check(
@@ -121,15 +394,19 @@ def check(
     TypeError, ValueError
         As `verify`, and ValueError with the index of the first row that is wrong.
     """
-    validate_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, None)
-    B, K = draft_tokens.shape
+    B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
+    uniforms = {
+        "uniform_accept": (uniform_accept, (B, K), "[B, K]"),
+        "uniform_sample": (uniform_sample, (B, K + 1), "[B, K + 1]"),
+    }
+    validate_randomness(uniforms, None, None, None, (B,), "[B]", target_probs.device)
     counted = torch.full((B,), K, device=target_probs.device) if lengths is None else lengths.clamp(0, K)
     for name, probs, rows in (("draft_probs", draft_probs, counted), ("target_probs", target_probs, counted + 1)):
         if probs is not None:
             check_rows(name, probs, torch.arange(probs.shape[1], device=probs.device) < rows[:, None])
-    for name, uniforms in (("uniform_accept", uniform_accept), ("uniform_sample", uniform_sample)):
-        if uniforms is not None and uniforms.is_floating_point():
-            report_first(name, ~((uniforms >= 0) & (uniforms < 1)), uniforms, "a uniform in [0, 1)")
+    for name, (x, _, _) in uniforms.items():
+        if x is not None and x.is_floating_point():
+            report_first(name, ~((x >= 0) & (x < 1)), x, "a uniform in [0, 1)")
 
 
 def check_rows(name, probs, counted):

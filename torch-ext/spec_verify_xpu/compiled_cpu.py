@@ -1,6 +1,6 @@
 """The rule for the CPU, compiled by Numba: one pass over the rejected row pair of each sequence, at the speed of memory.
 
-Tensors go in as addresses, strides and numbers for dtypes, so one compiled signature serves every call. Large batches are
+Tensors go in as addresses, numbers for dtypes, and strides, so one compiled signature serves every call. Large batches are
 split over plain threads, not by Numba's own parallel loops: the layer that runs those may crash when two threads call at
 once, or survive no fork.
 """
@@ -16,29 +16,32 @@ import numpy as np
 import torch
 from numba import carray, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
-from . import fixed_point
-from .rule import UNIFORM_RANGE
+from .fixed_point import scale
+from .rule import ACCEPT, UNIFORM_RANGE, philox, random_bits
 
 BLOCK = 512  # entries of a row that are summed before they are searched; the sums of their limbs fit 32 bits
-GRAIN = 2**17  # entries of row pairs that are worth a thread: some 100 us of work, and 10 us to hand it over
+# Entries of row pairs that are worth a thread: some 60 us of work, and 10 us to hand it over. A row of which only the argmax
+# is wanted takes a fifth of a pair's time, so the few rows of a greedy sequence count as one pair.
+GRAIN = 2**17
 
 LIMB, ZERO, ONE = np.float32(2**22), np.float32(0), np.float32(1)
 BITS, UNIFORM_SCALE = UNIFORM_RANGE - 1, float(UNIFORM_RANGE)
 
-# Typed numbers: a literal would be part of a tuple's type, and compile functions once more.
-FLOAT32, FLOAT16, BFLOAT16, FLOAT64, INT32, INT64, ONE_HOT, NOTHING = np.arange(8)
-DTYPES = {
-    torch.float32: int(FLOAT32),
-    torch.float16: int(FLOAT16),
-    torch.bfloat16: int(BFLOAT16),
-    torch.float64: int(FLOAT64),
-    torch.int32: int(INT32),
-    torch.int64: int(INT64),
-}
+DTYPES = torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool
+# Typed numbers: a literal would be part of a tuple's type, and compile functions once more. The last three stand where
+# others have a tensor's dtype, and make a number of the address: itself, the token of a one-hot row, a seed.
+FLOAT32, FLOAT16, BFLOAT16, FLOAT64, INT32, INT64, BOOL, NUMBER, ONE_HOT, SEED = np.arange(10)
+NUMBER_OF = {dtype: i for i, dtype in enumerate(DTYPES)}
 
-scale = njit(fixed_point.scale)
+# Which of (0, stride 0, stride 1) step over sequences and over positions.
+DENSE, RAGGED_DRAFTS, RAGGED_ROWS, ONE_EACH = (1, 2), (0, 1), (1, 1), (1, 0)
+
+NOTHING = np.int64(-1), ONE_HOT  # a row of zeros
+
+for function in (scale, philox, random_bits):  # of plain integers, and right where 64 bits wrap
+    register_jitable(function)
 
 
 @intrinsic
@@ -52,15 +55,33 @@ def pointer(typing_context, address):
 
 
 @njit
-def load_int(address, dtype):
+def load_int(item):
+    address, dtype = item
+    if dtype == INT64:
+        return carray(pointer(address), 1, np.int64)[0]
     if dtype == INT32:
         return np.int64(carray(pointer(address), 1, np.int32)[0])
-    return carray(pointer(address), 1, np.int64)[0]
+    if dtype == BOOL:
+        return np.int64(carray(pointer(address), 1, np.uint8)[0])
+    return address  # NUMBER
 
 
 @njit
-def load_bits(address, dtype):
-    """A uniform as 63 bits."""
+def store_int(value, item):
+    address, dtype = item
+    if dtype == INT32:
+        carray(pointer(address), 1, np.int32)[0] = value
+    else:
+        carray(pointer(address), 1, np.int64)[0] = value
+
+
+@njit
+def load_bits(uniforms, i, purpose):
+    """The uniform of position i as 63 bits."""
+    if uniforms[1] == SEED:
+        seed, _, offset = uniforms
+        return random_bits(seed, offset, i, purpose)
+    address, dtype = at(uniforms, i)
     if dtype == INT64:
         return carray(pointer(address), 1, np.int64)[0] & BITS
     if dtype == FLOAT32:
@@ -87,7 +108,7 @@ def load_block(row, start, stop, buffer):
     n = max(stop - start, 0)
     if dtype == FLOAT32:
         return carray(pointer(address + 4 * start), n, np.float32)
-    if dtype == NOTHING or (dtype == ONE_HOT and not start <= address < stop):
+    if dtype == ONE_HOT and not start <= address < stop:
         n = 0
     block = carray(pointer(buffer), n, np.float32)
     halves = carray(pointer(address + 2 * start), n, np.uint16)
@@ -181,55 +202,158 @@ def search(target, draft, V, shared, sums, threshold, buffers):
 
 
 @njit
-def at(tensor, b, i):
+def verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_draft, V, sums, buffers):
+    """rule.verify_sequence of the first `length` drafts."""
+    n, rejected = 0, NOTHING
+    while n < length:
+        token = load_int(at(tokens, n))
+        if not 0 <= token < V_draft:
+            break
+        row = (token, ONE_HOT) if draft[1] == NUMBER else at(draft, n)
+        q = fixed_at(row, token, buffers[1])
+        p = fixed_at(at(target, n), token, buffers[0]) if token < V else 0
+        if scale(load_bits(accept, n, ACCEPT), q) >= p:
+            rejected = row
+            break
+        n += 1
+    row, shared = at(target, n), min(V, V_draft)
+    total = sum_blocks(row, rejected, V, shared, sums, buffers)
+    if total == 0 and rejected != NOTHING:
+        rejected = NOTHING
+        total = sum_blocks(row, rejected, V, shared, sums, buffers)
+    threshold = scale(load_bits(sample, n, purpose), total)
+    return n, search(row, rejected, V, shared, sums, threshold, buffers) if total > 0 else 0
+
+
+@njit
+def order(field, infinity, lowest):
+    """The bits of a float as an integer of their type: see fixed_point.order."""
+    integer = type(field)
+    signed = integer(field if field >= 0 else lowest - field)
+    return signed if -infinity <= signed <= infinity else lowest
+
+
+@njit
+def largest(fields, infinity, lowest):
+    best = lowest
+    for i in range(len(fields)):
+        best = max(best, order(fields[i], infinity, lowest))
+    return best
+
+
+@njit
+def first_largest(fields, infinity, lowest):
+    """Where the first of a row's largest floats is, given by their bits: found among those of its block, once that is known."""
+    best, start = lowest, 0
+    for i in range(0, len(fields), BLOCK):
+        best_here = largest(fields[i : i + BLOCK], infinity, lowest)
+        if best_here > best:
+            best, start = best_here, i
+    while order(fields[start], infinity, lowest) != best:
+        start += 1
+    return start
+
+
+@njit
+def argmax(row, V):
+    """rule.argmax, by integers: a subnormal is not 0, even where the processor takes it for that."""
+    address, dtype = row
+    if dtype == FLOAT32:
+        return first_largest(carray(pointer(address), V, np.int32), np.int32(0x7F800000), np.int32(-(2**31)))
+    if dtype == FLOAT64:
+        return first_largest(carray(pointer(address), V, np.int64), np.int64(0x7FF << 52), np.int64(-(2**63)))
+    infinity = np.int16(0x7C00) if dtype == FLOAT16 else np.int16(0x7F80)
+    return first_largest(carray(pointer(address), V, np.int16), infinity, np.int16(-(2**15)))
+
+
+@njit
+def verify_sequence_greedy(length, tokens, target, V):
+    """rule.verify_sequence_greedy of the first `length` drafts."""
+    n, best = 0, argmax(at(target, 0), V)
+    while n < length and load_int(at(tokens, n)) == best:
+        n += 1
+        best = argmax(at(target, n), V)
+    return n, best
+
+
+@njit
+def emit_sequence(tokens, accepted, next_token, pad, emitted, count):
+    """rule.emit_sequence into `count` entries."""
+    for i in range(count):
+        token = load_int(at(tokens, i)) if i < accepted else next_token if i == accepted else pad
+        store_int(token, at(emitted, i))
+
+
+@njit
+def at(tensor, i):
+    """Position i of a sequence's tensor (address, dtype, stride), the stride in bytes: its address and dtype."""
+    address, dtype, stride = tensor
+    return address + i * stride, dtype
+
+
+@njit
+def of(tensor, b, first=0):
+    """Sequence b's own of a batch's tensor (address, dtype, stride of sequences, of positions), from position `first` on."""
     address, dtype, stride_b, stride_i = tensor
-    return address + b * stride_b + i * stride_i, dtype
+    return address + b * stride_b + first * stride_i, dtype, stride_i
+
+
+@njit
+def number(tensor, b):
+    return load_int(at(of(tensor, b), 0))
+
+
+@njit
+def span(lengths, cu_drafts, b, T, K):
+    """Where sequence b's drafts start, and how many count: none, where that is less than 0."""
+    if cu_drafts[1] == NUMBER:
+        return 0, min(number(lengths, b), K)
+    start, end = min(max(number(cu_drafts, b), 0), T), min(max(number(cu_drafts, b + 1), 0), T)
+    return start, min(end - start, K)
 
 
 @njit(nogil=True)
-def verify_sequences(first, last, K, V_draft, V, draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample,
-                     lengths, accepted, next_token):  # fmt: skip
-    """Verify sequences [first, last). A tensor is (address, dtype, stride_b, stride_i), strides in bytes."""
+def verify_sequences(first, last, T, K, V_draft, V, purpose, draft_tokens, draft_probs, target_probs, uniform_accept,
+                     uniform_sample, seed, offset, lengths, cu_drafts, greedy, accepted, next_token, emitted):  # fmt: skip
+    """Verify sequences [first, last)."""
     sums = np.empty((V + BLOCK - 1) // BLOCK, np.int64)
     memory = np.empty(2 * BLOCK, np.float32)
     buffers = memory.ctypes.data, memory[BLOCK:].ctypes.data
-    shared = min(V, V_draft)
-    nothing = (np.int64(0), NOTHING)
     for b in range(first, last):
-        length = K if lengths[1] == NOTHING else min(load_int(*at(lengths, b, 0)), K)
-        n, draft = 0, nothing
-        while n < length:
-            token = load_int(*at(draft_tokens, b, n))
-            if not 0 <= token < V_draft:
-                break
-            row = (token, ONE_HOT) if draft_probs[1] == ONE_HOT else at(draft_probs, b, n)
-            q = fixed_at(row, token, buffers[1])
-            p = fixed_at(at(target_probs, b, n), token, buffers[0]) if token < V else 0
-            if scale(load_bits(*at(uniform_accept, b, n)), q) >= p:
-                draft = row
-                break
-            n += 1
-        target = at(target_probs, b, n)
-        total = sum_blocks(target, draft, V, shared, sums, buffers)
-        if total == 0 and draft[1] != NOTHING:
-            draft = nothing
-            total = sum_blocks(target, draft, V, shared, sums, buffers)
-        threshold = scale(load_bits(*at(uniform_sample, b, n)), total)
-        carray(pointer(accepted), last, np.int64)[b] = n
-        token = search(target, draft, V, shared, sums, threshold, buffers) if total > 0 else 0
-        carray(pointer(next_token), last, np.int64)[b] = token
+        start, length = span(lengths, cu_drafts, b, T, K)
+        tokens, target = of(draft_tokens, b, start), of(target_probs, b, start)
+        if number(greedy, b):
+            n, token = verify_sequence_greedy(length, tokens, target, V)
+        else:
+            accept, sample = of(uniform_accept, b, start), of(uniform_sample, b, start)
+            if seed[1] != NUMBER:
+                accept = sample = number(seed, b), SEED, number(offset, b)
+            draft = of(draft_probs, b, start)
+            n, token = verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_draft, V, sums, buffers)
+        store_int(n, at(of(accepted, b), 0))
+        store_int(token, at(of(next_token, b), 0))
+        if emitted[1] != NUMBER:
+            emit_sequence(tokens, n, token, -1, of(emitted, b), K + 1)
+
+
+@njit(nogil=True)
+def emit_sequences(B, K, pad, draft_tokens, accepted, next_token, emitted):
+    for b in range(B):
+        n = min(max(number(accepted, b), 0), K)
+        emit_sequence(of(draft_tokens, b), n, number(next_token, b), pad, of(emitted, b), K + 1)
 
 
 with contextlib.suppress(RuntimeError):  # no directory to write to: then each process compiles
     verify_sequences.enable_caching()
+    emit_sequences.enable_caching()
 
 
-def describe(x, absent=NOTHING):
-    """A tensor as the kernel takes it, or what stands for None."""
+def describe(x, layout, absent=0):
+    """A tensor as compiled functions take it, or the number that stands for None."""
     if x is None:
-        return 0, int(absent), 0, 0
-    size, strides = x.itemsize, x.stride()
-    return x.data_ptr(), DTYPES[x.dtype], strides[0] * size, strides[1] * size if len(strides) > 1 else 0
+        return absent, int(NUMBER), 0, 0
+    strides = 0, *x.stride()
+    return x.data_ptr(), NUMBER_OF[x.dtype], strides[layout[0]] * x.itemsize, strides[layout[1]] * x.itemsize
 
 
 @functools.lru_cache(None)
@@ -241,8 +365,8 @@ def helper(process, i):
     return ThreadPoolExecutor(1, f"spec_verify_xpu {i}")
 
 
-def work(shares, done, arguments, tensors):
-    """Do shares until none is left. The tensors are held because their memory must outlive a caller who is interrupted."""
+def work(shares, done, arguments, call):
+    """Do shares until none is left. The call is held because its memory must outlive a caller who is interrupted."""
     with contextlib.suppress(queue.Empty):
         while True:
             share = shares.get_nowait()
@@ -252,16 +376,18 @@ def work(shares, done, arguments, tensors):
                 done.put(error)
 
 
-def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
-    """Arguments as in `api.verify`, validated, uniforms given. Returns accepted [B] and next_token [B], int64."""
-    (B, K), V = draft_tokens.shape, target_probs.shape[2]
-    accepted, next_token = (target_probs.new_empty(B, dtype=torch.int64) for _ in range(2))
-    tensors = draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, accepted, next_token
+def verify(call):
+    """See ops.Call."""
+    B, K, V = len(call.accepted), call.max_drafts, call.target_probs.shape[-1]
+    drafts, rows = (DENSE, DENSE) if call.cu_drafts is None else (RAGGED_DRAFTS, RAGGED_ROWS)
     arguments = (
-        K, V if draft_probs is None else draft_probs.shape[2], V,
-        describe(draft_tokens), describe(draft_probs, ONE_HOT), describe(target_probs),
-        describe(uniform_accept), describe(uniform_sample), describe(lengths, NOTHING),
-        accepted.data_ptr(), next_token.data_ptr(),
+        len(call.draft_tokens), K, V if call.draft_probs is None else call.draft_probs.shape[-1], V, call.purpose,
+        describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts), describe(call.target_probs, rows),
+        describe(call.uniform_accept, drafts), describe(call.uniform_sample, rows),
+        describe(call.seed, ONE_EACH), describe(call.offset, ONE_EACH),
+        describe(call.lengths, ONE_EACH, K), describe(call.cu_drafts, ONE_EACH),
+        describe(call.greedy, ONE_EACH, int(call.all_greedy)),
+        describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH), describe(call.emitted, DENSE),
     )  # fmt: skip
 
     # Whoever is free takes the next share, so no call waits for a helper that is late or busy with another call.
@@ -271,18 +397,24 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
         shares.put((B * i // count, B * (i + 1) // count))
     for i in range(1, min(count, torch.get_num_threads())):
         with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the caller works alone
-            helper(os.getpid(), i).submit(work, shares, done, arguments, tensors)
-    work(shares, done, arguments, tensors)
+            helper(os.getpid(), i).submit(work, shares, done, arguments, call)
+    work(shares, done, arguments, call)
     for _ in range(count):
         error = done.get()  # None where all went well
         if error is not None:
             raise error
-    return accepted, next_token
+
+
+def emit(draft_tokens, accepted, next_token, pad, emitted):
+    """See `api.emit`."""
+    numbers = (describe(x, ONE_EACH) for x in (accepted, next_token))
+    emit_sequences(*draft_tokens.shape, pad, describe(draft_tokens, DENSE), *numbers, describe(emitted, DENSE))
 
 
 def warmup():
     """Compile, or load what an earlier process compiled, and return the seconds it took. No later call compiles."""
     start = time.perf_counter()
-    ints, ones = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, 1)
-    verify(ints[:, :0], None, ones, ints[:, :0], ints, None)
+    nothing = (0, int(NUMBER), 0, 0)
+    verify_sequences(*(0,) * 7, *(nothing,) * 13)
+    emit_sequences(0, 0, 0, *(nothing,) * 4)
     return time.perf_counter() - start

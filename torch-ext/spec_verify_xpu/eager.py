@@ -2,67 +2,126 @@
 
 import torch
 
-from .fixed_point import bits, fixed, scale, scaled_
-from .rule import ONE
+from .fixed_point import bits, fixed, order, scale, scaled_
+from .rule import ACCEPT, ONE, random_bits
 
 CHUNK = 512  # entries of a row that are summed before they are searched
 
 
 @torch.no_grad()
-def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
-    """Arguments as in `api.verify`, validated, uniforms given. Returns accepted [B] and next_token [B], int64."""
-    (B, K), V = draft_tokens.shape, target_probs.shape[-1]
-    tokens = draft_tokens.long()
+def verify(call):
+    """See ops.Call. Drafts and rows are found by two indices: a sequence, and a position in it.
+
+    A ragged batch is one sequence of all drafts, in which each of its own starts somewhere.
+    """
+    (B,), K = call.accepted.shape, call.max_drafts
+    sequence = torch.arange(B, device=call.accepted.device)[:, None]  # [B, 1]
+    if call.cu_drafts is None:
+        start = first_row = torch.zeros_like(sequence)
+        length = K if call.lengths is None else call.lengths[:, None]
+    else:
+        names = "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample"
+        call = call._replace(**{name: x[None] for name, x in zip(names, map(call._asdict().get, names)) if x is not None})
+        T = call.draft_tokens.shape[1]
+        K = min(K, T)
+        offsets = call.cu_drafts.long().clamp(0, T)[:, None]
+        start, length = offsets[:-1], offsets.diff(dim=0)  # [B, 1]
+        sequence, first_row = torch.zeros_like(sequence), start + sequence
+    position = torch.arange(K, device=sequence.device)
+    counts = position < length  # [B, K] or [K]
+    drafts = sequence, within(start + position, call.draft_tokens)  # indices of [B, K]
+    rows = sequence, within(first_row + position, call.target_probs)
+    tokens = call.draft_tokens[drafts].long()
+
+    if call.all_greedy:
+        accepted, next_token = verify_greedily(call, tokens, counts, sequence, first_row)
+    else:
+        accepted, next_token = verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row)
+        if call.greedy is not None:
+            greedily = verify_greedily(call, tokens, counts, sequence, first_row)
+            accepted, next_token = (torch.where(call.greedy, *x) for x in zip(greedily, (accepted, next_token)))
+    call.accepted.copy_(accepted)
+    call.next_token.copy_(next_token)
+    if call.emitted is not None:
+        tokens = torch.nn.functional.pad(tokens, (0, call.max_drafts - K))
+        emit(tokens, accepted, next_token, -1, call.emitted)
+
+
+def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row):
+    """accepted [B] and next_token [B]."""
+    draft_probs, target_probs, V = call.draft_probs, call.target_probs, call.target_probs.shape[-1]
     V_draft = V if draft_probs is None else draft_probs.shape[-1]
 
-    is_draft = (tokens >= 0) & (tokens < V_draft)  # [B, K]
-    if lengths is not None:
-        is_draft &= torch.arange(K, device=tokens.device) < lengths[:, None]
-    p = probability_of(tokens, target_probs[:, :K])
-    q = ONE if draft_probs is None else probability_of(tokens, draft_probs)
-    is_accepted = is_draft & (scale(bits(uniform_accept), q) < p)
+    is_draft = (tokens >= 0) & (tokens < V_draft) & counts  # [B, K]
+    if call.seed is None:
+        accept = bits(call.uniform_accept[drafts])
+    else:
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
+    p = fixed(target_probs[rows + (tokens.clamp(0, V - 1),)])
+    q = ONE if draft_probs is None else fixed(draft_probs[drafts + (tokens.clamp(0, V_draft - 1),)])
+    is_accepted = is_draft & (scale(accept, q) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
-    accepted = is_accepted.long().cumprod(1).sum(1)  # [B]
+    end = is_accepted.long().cumprod(1).sum(1, keepdim=True)  # [B, 1]
 
     # fixed() is monotone, so the weight max(0, p - q) is p - min(p, q), in sums as in entries.
-    end = accepted[:, None]
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
-    p_row = scaled_(row_of(target_probs, accepted).float())  # [B, V]
-    if draft_probs is None or K == 0:
+    p_row = scaled_(row_of(target_probs, sequence, first_row + end).float())  # [B, V]
+    if draft_probs is None or tokens.shape[1] == 0:
         token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end)
         q_row = torch.zeros_like(p_row).scatter_(1, token.clamp(0, V - 1), float(ONE))
     else:
-        q_row = scaled_(row_of(draft_probs, accepted.clamp(max=K - 1)).float())[:, :V]
+        q_row = scaled_(row_of(draft_probs, sequence, within(start + end, draft_probs)).float())[:, :V]
     width = q_row.shape[1]
     overlap = torch.minimum(q_row, p_row[:, :width], out=q_row)  # [B, width]
-    entries = p_row.new_empty((B, -(-V // CHUNK), CHUNK), dtype=torch.int64)
+    entries = p_row.new_empty((len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)
     target_sums, overlap_sums = chunk_sums(p_row, entries), chunk_sums(overlap, entries)  # [B, chunks]
     # Nothing is subtracted where a placeholder or no draft ended the row, nor where that would leave nothing.
     subtract = (rejected & ((target_sums - overlap_sums).sum(1, keepdim=True) > 0)).long()  # [B, 1]
     sums = target_sums - overlap_sums * subtract
     total = sums.sum(1, keepdim=True)
-    threshold = scale(bits(uniform_sample).gather(1, end), total)
+    if call.seed is None:
+        sample = bits(call.uniform_sample[sequence, first_row + end])
+    else:
+        sample = random_bits(call.seed[:, None], call.offset[:, None], end, call.purpose)
+    threshold = scale(sample, total)
 
     chunk, before = first_above(sums, threshold, 0)
     at = chunk * CHUNK + torch.arange(CHUNK, device=chunk.device)  # [B, CHUNK]
     weights = entries_at(p_row, at) - entries_at(overlap, at) * subtract
     entry, _ = first_above(weights, threshold, before)
-    return accepted, torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
+    return end[:, 0], torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
 
 
-def probability_of(tokens, probs):
-    """fixed(probs[b, i, tokens[b, i]]) where the id is inside the vocabulary, else anything. [B, K] -> [B, K]."""
-    return fixed(probs.gather(-1, tokens.clamp(0, probs.shape[-1] - 1)[..., None])[..., 0])
+def verify_greedily(call, tokens, counts, sequence, first_row):
+    """accepted [B] and next_token [B]."""
+    K = tokens.shape[1]
+    position = torch.arange(K + 1, device=tokens.device)
+    best = order(call.target_probs).argmax(-1)[sequence, within(first_row + position, call.target_probs)]  # [B, K + 1]
+    end = (counts & (tokens == best[:, :K])).long().cumprod(1).sum(1, keepdim=True)
+    return end[:, 0], best.gather(1, end)[:, 0]
 
 
-def row_of(x, index):
-    """x[b, index[b]] for each b: [B, n, m] -> [B, m]."""
-    B, n, _ = x.shape
-    sequence = torch.arange(B, device=x.device)
+def emit(draft_tokens, accepted, next_token, pad, emitted):
+    """See `api.emit`."""
+    K = draft_tokens.shape[1]
+    position = torch.arange(K + 1, device=emitted.device)
+    end = accepted.clamp(0, K)[:, None]
+    drafts = torch.nn.functional.pad(draft_tokens, (0, 1))
+    emitted.copy_(torch.where(position < end, drafts, torch.where(position == end, next_token[:, None], pad)))
+
+
+def within(index, x):
+    """An index into x's second dimension; what does not count may lie past its end."""
+    return index.clamp(max=max(x.shape[1] - 1, 0))
+
+
+def row_of(x, sequence, index):
+    """x[sequence[b], index[b]] for each b: [S, n, m] -> [B, m]. Indices are [B, 1]."""
     if x.is_contiguous():  # half the time of the general form
-        return x.flatten(0, 1).index_select(0, sequence * n + index)
-    return x[sequence, index]
+        return x.flatten(0, 1).index_select(0, (sequence * x.shape[1] + index)[:, 0])
+    return x[sequence[:, 0], index[:, 0]]
 
 
 def chunk_sums(row, entries):

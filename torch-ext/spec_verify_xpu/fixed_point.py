@@ -1,10 +1,16 @@
-"""The rule's three functions on torch tensors, without fp64: fixed, bits, scale (see rule.py)."""
+"""The rule's functions of numbers on torch tensors, without fp64: fixed, bits, scale, order (see rule.py)."""
 
 import torch
 
 from .rule import ONE, UNIFORM_RANGE
 
 LOW_31, LOW_32 = 2**31 - 1, 2**32 - 1
+FIELDS = {  # a float's fields as an integer: those of infinity, and the integer's dtype
+    torch.float16: (0x7C00, torch.int16),
+    torch.bfloat16: (0x7F80, torch.int16),
+    torch.float32: (0x7F800000, torch.int32),
+    torch.float64: (0x7FF0000000000000, torch.int64),
+}
 
 
 def scaled_(x):
@@ -40,3 +46,11 @@ def scale(u, n):
     low = (u0 * n0 >> 32) & LOW_32
     carry = (a & LOW_31) + (b & LOW_31) + low >> 31
     return (u1 * n1 << 1) + (a >> 31) + (b >> 31) + carry
+
+
+def order(x):
+    """Floats of any dtype as integers that are ordered as rule.argmax orders: -0 is 0, and NaN is less than any number."""
+    infinity, integer = FIELDS[x.dtype]
+    limits, fields = torch.iinfo(integer), x.view(integer)
+    size = fields & limits.max
+    return torch.where(fields < 0, -size, size).masked_fill_(size > infinity, limits.min)

@@ -1,7 +1,12 @@
-"""The operator: its schema, its fake, and one registration for each device. Implementations are imported when first run."""
+"""The operators: schemas, fakes, and one registration for each device. Implementations are imported when first run.
+
+Outputs are arguments that are written, so one operator serves callers who bring their own and callers who do not, and what
+traces one traces the other.
+"""
 
 import functools
 import importlib.util
+from typing import NamedTuple, Optional
 
 import torch
 
@@ -9,16 +14,52 @@ from ._ops import add_op_namespace_prefix, ops
 
 IMPLEMENTATIONS = ("auto", "triton", "numba", "eager", "reference")
 
+
+class Call(NamedTuple):
+    """What an implementation's `verify` gets, validated. B sequences of at most K = max_drafts drafts, R = K + 1 rows each.
+
+    Without cu_drafts tensors are dense, [B, K, ..] and [B, R, ..]. With it they are ragged: T drafts, one sequence behind
+    the other, [T, ..], and [T + B, ..] rows. Uniforms, or seed and offset, or neither: then every sequence is greedy.
+    """
+
+    draft_tokens: torch.Tensor
+    draft_probs: Optional[torch.Tensor]
+    target_probs: torch.Tensor
+    uniform_accept: Optional[torch.Tensor]
+    uniform_sample: Optional[torch.Tensor]
+    seed: Optional[torch.Tensor]  # [B], as offset
+    offset: Optional[torch.Tensor]
+    purpose: int  # what seeds draw the next token for: rule.SAMPLE, or rule.DRAW
+    lengths: Optional[torch.Tensor]
+    cu_drafts: Optional[torch.Tensor]
+    max_drafts: int
+    greedy: Optional[torch.Tensor]
+    accepted: torch.Tensor  # to be written, as the two below
+    next_token: torch.Tensor
+    emitted: Optional[torch.Tensor]  # [B, R]
+
+    @property
+    def all_greedy(self):
+        return self.uniform_accept is None and self.seed is None
+
+
 _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
-    "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor uniform_accept,"
-    " Tensor uniform_sample, Tensor? lengths, str impl) -> (Tensor, Tensor)"
+    "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
+    " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
+    " Tensor(a!) accepted, Tensor(b!) next_token, Tensor(c!)? emitted, str impl) -> ()"
 )
+_library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, int pad, Tensor(a!) emitted, str impl) -> ()")
 
 
-def run_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, impl):
-    run = implementation(target_probs.device.type, impl)
-    return run(draft_tokens, rows(draft_probs), rows(target_probs), uniform_accept, uniform_sample, lengths)
+def run_verify(*arguments):
+    call = Call(*arguments[:-1])
+    call = call._replace(draft_probs=rows(call.draft_probs), target_probs=rows(call.target_probs))
+    implementation(call.target_probs.device.type, arguments[-1]).verify(call)
+
+
+def run_emit(draft_tokens, accepted, next_token, pad, emitted, impl):
+    implementation(emitted.device.type, impl).emit(draft_tokens, accepted, next_token, pad, emitted)
 
 
 def rows(probs):
@@ -26,14 +67,10 @@ def rows(probs):
     return probs if probs is None or probs.stride(-1) == 1 or probs.shape[-1] == 1 else probs.contiguous()
 
 
-for key in ("CPU", "CUDA", "XPU"):  # torch's ROCm builds dispatch under CUDA
-    _library.impl("verify", run_verify, key)
-
-
-@torch.library.register_fake(add_op_namespace_prefix("verify"))
-def fake_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, impl):
-    B = draft_tokens.shape[0]
-    return tuple(target_probs.new_empty(B, dtype=torch.int64) for _ in range(2))
+for name, run in (("verify", run_verify), ("emit", run_emit)):
+    for key in ("CPU", "CUDA", "XPU"):  # torch's ROCm builds dispatch under CUDA
+        _library.impl(name, run, key)
+    torch.library.register_fake(add_op_namespace_prefix(name), lambda *arguments: None)
 
 
 def require_implementation(impl):
@@ -43,7 +80,7 @@ def require_implementation(impl):
 
 @functools.lru_cache(None)
 def implementation(device_type, impl):
-    """The function that verifies on this type of device. An implementation asked for by name is that one or an error."""
+    """The module that runs on this type of device. An implementation asked for by name is that one or an error."""
     require_implementation(impl)
     if impl == "auto":
         impl = "numba" if device_type == "cpu" else "triton"
@@ -54,28 +91,23 @@ def implementation(device_type, impl):
     if impl == "triton":
         if importlib.util.find_spec("triton") is None:
             raise ValueError('impl: expected Triton to be installed for "triton", got none')
-        from .gpu.launch import require_triton, verify
+        from .gpu import launch
 
-        require_triton(device_type)
-        return verify
+        launch.require_triton(device_type)
+        return launch
     if impl == "numba":
         if device_type != "cpu":
             raise ValueError(f'impl: "numba" runs on cpu tensors, got {device_type} tensors')
         try:
-            from .compiled_cpu import verify
+            from . import compiled_cpu
         except ImportError as error:  # Numba says so of a NumPy that is too new for it, too
             raise ValueError(f'impl: expected Numba to be installed for "numba", got: {error}') from error
 
-        return verify
+        return compiled_cpu
     if impl == "eager":
-        from .eager import verify
+        from . import eager
 
-        return verify
-    return verify_by_reference
+        return eager
+    from . import reference
 
-
-def verify_by_reference(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
-    from . import rule
-
-    results = rule.verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths)
-    return tuple(torch.tensor(x, dtype=torch.int64, device=target_probs.device) for x in results)
+    return reference

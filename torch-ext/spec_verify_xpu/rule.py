@@ -3,6 +3,8 @@
 Draft token t is accepted with probability min(1, p(t) / q(t)); the first rejection draws from the normalised residual
 max(0, p - q); full acceptance draws from the target's last row (Leviathan et al. 2023, algorithm 1; Chen et al. 2023,
 algorithm 2). Probabilities become integers once, at load. After that there is no rounding and no order of addition.
+
+First the rule for one sequence, then what applies it to batches: functions of the same names as the public ones.
 """
 
 from ctypes import c_float
@@ -11,6 +13,9 @@ from itertools import accumulate, chain, repeat
 ONE = 2**44  # the integer that stands for probability 1
 UNIFORM_RANGE = 2**63  # a uniform is an integer in [0, 2**63)
 MAX_VOCABULARY = 2**19 - 1  # entries of a row, so that a sum of ONEs stays below 2**63
+LOW_32, LOW_63 = 2**32 - 1, 2**63 - 1
+
+ACCEPT, SAMPLE, DRAW = range(3)  # what a seed's bits are for: verify's tests, verify's draws, sample's draws
 
 
 def fixed(x):
@@ -21,7 +26,7 @@ def fixed(x):
 def bits(u, largest=1 - 2.0**-24):
     """A uniform as 63 bits: the low ones of an int, or floor(u * 2**63) of a float, at most its dtype's largest under 1."""
     if isinstance(u, int):
-        return u & (UNIFORM_RANGE - 1)
+        return u & LOW_63
     return int(min(u, largest) * UNIFORM_RANGE) if u > 0 else 0
 
 
@@ -33,16 +38,13 @@ def verify_sequence(tokens, draft, target, accept, sample, weight=fixed, uniform
     uniform_range, and enumerate every outcome.
     """
 
-    def scale(u, n):
-        return u * n // uniform_range
-
     def is_draft(i):
         return i < len(tokens) and 0 <= tokens[i] < len(draft[i])
 
     def is_accepted(i):
         t = tokens[i]
         p = target[i][t] if t < len(target[i]) else 0
-        return scale(accept[i], weight(draft[i][t])) < weight(p)
+        return accept[i] * weight(draft[i][t]) // uniform_range < weight(p)
 
     n = 0
     while is_draft(n) and is_accepted(n):
@@ -53,30 +55,125 @@ def verify_sequence(tokens, draft, target, accept, sample, weight=fixed, uniform
         q = chain(as_list(draft[n]), repeat(0))  # q is 0 past the draft's vocabulary
         residual = [max(0, p - weight(x)) for p, x in zip(weights, q)]
         weights = residual if any(residual) else weights
-
-    threshold = scale(sample[n], sum(weights))
-    for j, cumulative in enumerate(accumulate(weights)):
-        if cumulative > threshold:
-            return n, j
-    return n, 0  # the row has no mass
+    return n, draw(weights, sample[n], uniform_range)
 
 
-def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths=None):
+def draw(weights, u, uniform_range=UNIFORM_RANGE):
+    """The token that u draws from a row of integers: the first whose running sum passes u's share of the row's sum."""
+    threshold = u * sum(weights) // uniform_range
+    return next((j for j, cumulative in enumerate(accumulate(weights)) if cumulative > threshold), 0)  # 0 if it has no mass
+
+
+def verify_sequence_greedy(tokens, target):
+    """Verify one sequence without chance: a draft is accepted while it is its row's argmax. Returns (accepted, next_token)."""
+    n = 0
+    while n < len(tokens) and tokens[n] == argmax(target[n]):
+        n += 1
+    return n, argmax(target[n])
+
+
+def argmax(row):
+    """The first of the largest entries, NaN being below all numbers."""
+    row = as_list(row)
+    return max(range(len(row)), key=lambda j: (row[j] == row[j], row[j]))
+
+
+def emit_sequence(tokens, accepted, next_token, pad=-1):
+    """What a step adds to a sequence: the accepted drafts and the next token, padded to one more than the drafts."""
+    n = min(max(accepted, 0), len(tokens))
+    return [*tokens[:n], next_token, *[pad] * (len(tokens) - n)]
+
+
+def random_bits(seed, offset, position, purpose):
+    """63 bits that follow from four integers: the seed is Philox's key, the others its counter, words 0 and 1 its output."""
+    counter = offset & LOW_32, offset >> 32 & LOW_32, position, purpose
+    low, high, _, _ = philox(counter, (seed & LOW_32, seed >> 32 & LOW_32))
+    return (high << 32 | low) & LOW_63
+
+
+def philox(counter, key):
+    """Philox-4x32-10 (Salmon et al. 2011, section 4.3): 4 words of 32 bits from a counter of 4 and a key of 2.
+
+    Also right where 64-bit products wrap, so the other implementations on the CPU call it with tensors and machine integers.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (b >> 32 & LOW_32) ^ c1 ^ k0, b & LOW_32, (a >> 32 & LOW_32) ^ c3 ^ k1, a & LOW_32
+        k0, k1 = k0 + 0x9E3779B9 & LOW_32, k1 + 0xBB67AE85 & LOW_32
+    return c0, c1, c2, c3
+
+
+def verify(draft_tokens, draft_probs, target_probs, uniform_accept=None, uniform_sample=None, lengths=None, greedy=None,
+           seed=None, offset=0):  # fmt: skip
     """Verify a batch given as tensors or nested lists (floats in lists are read as float32, ints as random bits).
 
     Shapes as in `spec_verify_xpu.verify`. Returns two lists of B ints, accepted and next_token.
     """
+    tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
     accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
-    tokens, target_probs = as_list(draft_tokens), as_floats(target_probs)
-    draft_probs = draft_probs if draft_probs is None else as_floats(draft_probs)
-    lengths = [len(row) for row in tokens] if lengths is None else as_list(lengths)
-
-    results = []
+    sequences = []
     for b, row in enumerate(tokens):
-        row = row[: min(max(lengths[b], 0), len(row))]
-        draft = one_hot(row, len(target_probs[b][0])) if draft_probs is None else draft_probs[b]
-        results.append(verify_sequence(row, draft, target_probs[b], accept[b], sample[b]))
+        L = len(row) if lengths is None else min(max(int(lengths[b]), 0), len(row))
+        sequences.append((row[:L], *(x if x is None else x[b] for x in (draft, target, accept, sample))))
+    return verify_batch(sequences, greedy, seed, offset)
+
+
+def verify_varlen(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts, uniform_accept=None, uniform_sample=None,
+                  greedy=None, seed=None, offset=0):  # fmt: skip
+    """As `verify`, for sequences one behind the other. Shapes as in `spec_verify_xpu.verify_varlen`."""
+    tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
+    accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
+    sequences = []
+    for b, (start, L) in enumerate(spans(cu_drafts, len(tokens), max_drafts)):
+        drafts, rows = slice(start, start + L), slice(start + b, start + b + L + 1)
+        parts = ((draft, drafts), (target, rows), (accept, drafts), (sample, rows))
+        sequences.append((tokens[drafts], *(x if x is None else x[part] for x, part in parts)))
+    return verify_batch(sequences, greedy, seed, offset)
+
+
+def spans(cu_drafts, T, max_drafts):
+    """Where each sequence's drafts start among T, and how many count: offsets clamped to [0, T], lengths to [0, max_drafts]."""
+    at = [min(max(x, 0), T) for x in as_list(cu_drafts)]
+    return [(start, min(max(end - start, 0), max_drafts)) for start, end in zip(at, at[1:])]
+
+
+def verify_batch(sequences, greedy, seed, offset):
+    """Verify sequences of (tokens, draft, target, accept, sample): two lists of ints, accepted and next_token."""
+    results = []
+    for b, (tokens, draft, target, accept, sample) in enumerate(sequences):
+        if greedy is not None and at(greedy, b):
+            results.append(verify_sequence_greedy(tokens, target))
+            continue
+        if draft is None:
+            draft = one_hot(tokens, len(target[0]))
+        if seed is not None:
+            accept, sample = (
+                [random_bits(at(seed, b), at(offset, b), i, purpose) for i in range(len(tokens) + 1)]
+                for purpose in (ACCEPT, SAMPLE)
+            )
+        results.append(verify_sequence(tokens, draft, target, accept, sample))
     return [n for n, _ in results], [token for _, token in results]
+
+
+def verify_greedy(draft_tokens, target, lengths=None):
+    """Verify a batch without chance, as `verify` with greedy all True."""
+    return verify(draft_tokens, None, target, lengths=lengths, greedy=True)
+
+
+def sample(probs, uniform=None, seed=None, offset=0):
+    """Draw a token from each row of probs [R][V]: a list of R ints."""
+    if seed is None:
+        uniforms = as_bits([uniform] if isinstance(uniform, list) else uniform[None])[0]
+    else:
+        uniforms = [random_bits(at(seed, r), at(offset, r), 0, DRAW) for r in range(len(probs))]
+    return [draw([fixed(p) for p in as_list(row)], u) for row, u in zip(as_floats(probs), uniforms)]
+
+
+def emit(draft_tokens, accepted, next_token, pad=-1):
+    """What a step adds to each sequence, [B][K + 1]."""
+    return [emit_sequence(*x, pad) for x in zip(as_list(draft_tokens), as_list(accepted), as_list(next_token))]
 
 
 def one_hot(tokens, vocabulary):
@@ -85,10 +182,18 @@ def one_hot(tokens, vocabulary):
 
 
 def as_bits(uniforms):
-    """Uniforms [B, n] as lists of 63-bit ints."""
-    double = str(getattr(uniforms, "dtype", None)) == "torch.float64"
-    largest = 1 - 2.0**-53 if double else 1 - 2.0**-24
-    return [[bits(u, largest) for u in row] for row in as_list(as_floats(uniforms))]
+    """Uniforms as 63-bit ints, nested as they are."""
+    largest = 1 - 2.0**-53 if str(getattr(uniforms, "dtype", None)) == "torch.float64" else 1 - 2.0**-24
+
+    def convert(x):
+        return [convert(y) for y in x] if isinstance(x, list) else bits(x, largest)
+
+    return uniforms if uniforms is None else convert(as_list(as_floats(uniforms)))
+
+
+def at(x, b):
+    """An argument's value for sequence b: one for all, or one of B."""
+    return int(x[b]) if hasattr(x, "__getitem__") else x
 
 
 def as_list(x):

@@ -5,9 +5,10 @@ import torch
 from .rule import MAX_VOCABULARY
 
 MAX_DRAFTS = 2**14  # one tile of a Triton kernel tests them all
-TOKEN_DTYPES = (torch.int64, torch.int32)
-PROBABILITY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-UNIFORM_DTYPES = (torch.float32, torch.float64, torch.int64)
+INTEGERS = (torch.int64, torch.int32)
+PROBABILITIES = (torch.float32, torch.float16, torch.bfloat16)
+SCORES = (*PROBABILITIES, torch.float64)
+UNIFORMS = (torch.float32, torch.float64, torch.int64)
 
 
 def require_tensor(name, x, dtypes):
@@ -26,52 +27,165 @@ def require_shape(name, x, shape, meaning):
 
 def require_device(name, x, device):
     if x.device != device:
-        raise ValueError(f"{name}: expected device {device}, that of target_probs, got {x.device}")
+        raise ValueError(f"{name}: expected device {device}, got {x.device}")
 
 
-def require_probabilities(name, x, rows, meaning):
-    """x is [B, rows, V] with any V that an exact sum allows, contiguous in V."""
-    if x.dim() != 3 or tuple(x.shape[:2]) != rows:
-        raise ValueError(f"{name}: expected shape {meaning} = [{rows[0]}, {rows[1]}, V], got {list(x.shape)}")
-    if not 1 <= x.shape[2] <= MAX_VOCABULARY:
-        raise ValueError(f"{name}: expected a vocabulary of 1 to {MAX_VOCABULARY} entries, got {x.shape[2]}")
-    if x.stride(2) != 1 and x.shape[2] > 1:
-        raise ValueError(f"{name}: expected a contiguous last dimension (stride 1), got stride {x.stride(2)}")
+def require(name, x, dtypes, shape, meaning, device):
+    require_tensor(name, x, dtypes)
+    require_shape(name, x, shape, meaning)
+    require_device(name, x, device)
 
 
-def validate_verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, generator):
-    require_tensor("draft_tokens", draft_tokens, TOKEN_DTYPES)
-    if draft_tokens.dim() != 2:
-        raise ValueError(f"draft_tokens: expected shape [B, K], got {list(draft_tokens.shape)}")
-    B, K = draft_tokens.shape
+def require_contiguous_last(name, x):
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name}: expected a contiguous last dimension (stride 1), got stride {x.stride(-1)}")
+
+
+def require_rows(name, x, dtypes, leading, meaning):
+    """x is [*leading, V] with any V that an exact sum allows, contiguous in V. leading None is anything. Returns leading."""
+    require_tensor(name, x, dtypes)
+    if x.dim() == 0 or (leading is not None and tuple(x.shape[:-1]) != leading):
+        sizes = "" if leading is None else f" = [{', '.join(map(str, leading))}, V]"
+        raise ValueError(f"{name}: expected shape {meaning}{sizes}, got {list(x.shape)}")
+    if not 1 <= x.shape[-1] <= MAX_VOCABULARY:
+        raise ValueError(f"{name}: expected a vocabulary of 1 to {MAX_VOCABULARY} entries, got {x.shape[-1]}")
+    require_contiguous_last(name, x)
+    return tuple(x.shape[:-1])
+
+
+def require_int(name, x, least=-(2**63), most=2**63 - 1):
+    if not isinstance(x, (int, torch.SymInt)) or isinstance(x, bool):
+        raise TypeError(f"{name}: expected an int, got {type(x).__name__}")
+    if not least <= x <= most:
+        raise ValueError(f"{name}: expected an int in [{least}, {most}], got {x}")
+
+
+def require_dimensions(name, x, dtypes, meaning):
+    """x has as many dimensions as `meaning` names, of any size. Returns the sizes."""
+    require_tensor(name, x, dtypes)
+    if x.dim() != len(meaning.split(",")):
+        raise ValueError(f"{name}: expected shape {meaning}, got {list(x.shape)}")
+    return tuple(x.shape)
+
+
+def require_dense_tokens(draft_tokens):
+    """Returns B and K."""
+    B, K = require_dimensions("draft_tokens", draft_tokens, INTEGERS, "[B, K]")
     if K > MAX_DRAFTS:
         raise ValueError(f"draft_tokens: expected at most {MAX_DRAFTS} drafts, got {K}")
-    require_tensor("target_probs", target_probs, PROBABILITY_DTYPES)
-    require_probabilities("target_probs", target_probs, (B, K + 1), "[B, K + 1, V]")
+    return B, K
+
+
+def validate_dense(draft_tokens, draft_probs, target_probs, lengths):
+    """Returns B and K."""
+    B, K = require_dense_tokens(draft_tokens)
+    require_rows("target_probs", target_probs, PROBABILITIES, (B, K + 1), "[B, K + 1, V]")
     device = target_probs.device
     require_device("draft_tokens", draft_tokens, device)
     if draft_probs is not None:
-        require_tensor("draft_probs", draft_probs, PROBABILITY_DTYPES)
-        require_probabilities("draft_probs", draft_probs, (B, K), "[B, K, V]")
+        require_rows("draft_probs", draft_probs, PROBABILITIES, (B, K), "[B, K, V]")
         require_device("draft_probs", draft_probs, device)
-    if uniform_accept is not None:
-        require_tensor("uniform_accept", uniform_accept, UNIFORM_DTYPES)
-        require_shape("uniform_accept", uniform_accept, (B, K), "[B, K]")
-        require_device("uniform_accept", uniform_accept, device)
-    if uniform_sample is not None:
-        require_tensor("uniform_sample", uniform_sample, UNIFORM_DTYPES)
-        require_shape("uniform_sample", uniform_sample, (B, K + 1), "[B, K + 1]")
-        require_device("uniform_sample", uniform_sample, device)
-        if uniform_accept is not None and uniform_accept.dtype != uniform_sample.dtype:
-            raise TypeError(
-                f"uniform_sample: expected the dtype of uniform_accept, {uniform_accept.dtype}, got {uniform_sample.dtype}"
-            )
     if lengths is not None:
-        require_tensor("lengths", lengths, TOKEN_DTYPES)
-        require_shape("lengths", lengths, (B,), "[B]")
-        require_device("lengths", lengths, device)
+        require("lengths", lengths, INTEGERS, (B,), "[B]", device)
+    return B, K
+
+
+def validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts):
+    """Returns T and B."""
+    (T,) = require_dimensions("draft_tokens", draft_tokens, INTEGERS, "[T]")
+    (offsets,) = require_dimensions("cu_drafts", cu_drafts, INTEGERS, "[B + 1]")
+    if offsets == 0:
+        raise ValueError("cu_drafts: expected shape [B + 1], of one entry or more, got [0]")
+    require_int("max_drafts", max_drafts, 0, MAX_DRAFTS)
+    B = offsets - 1
+    require_rows("target_probs", target_probs, PROBABILITIES, (T + B,), "[T + B, V]")
+    device = target_probs.device
+    require_device("draft_tokens", draft_tokens, device)
+    require_device("cu_drafts", cu_drafts, device)
+    if draft_probs is not None:
+        require_rows("draft_probs", draft_probs, PROBABILITIES, (T,), "[T, V]")
+        require_device("draft_probs", draft_probs, device)
+    return T, B
+
+
+def validate_greedy(draft_tokens, target, lengths):
+    """Returns B and K."""
+    B, K = require_dense_tokens(draft_tokens)
+    require_rows("target", target, SCORES, (B, K + 1), "[B, K + 1, V]")
+    require_device("draft_tokens", draft_tokens, target.device)
+    if lengths is not None:
+        require("lengths", lengths, INTEGERS, (B,), "[B]", target.device)
+    return B, K
+
+
+def validate_mask(greedy, B, device):
+    if greedy is not None:
+        require("greedy", greedy, (torch.bool,), (B,), "[B]", device)
+
+
+def validate_randomness(uniforms, seed, offset, generator, leading, meaning, device):
+    """uniforms is {name: (tensor or None, shape, meaning)}. Given are uniforms, or a seed, or a generator, or nothing."""
+    dtype = None
+    for name, (x, shape, shape_means) in uniforms.items():
+        if x is not None:
+            require(name, x, UNIFORMS, shape, shape_means, device)
+            if seed is not None:
+                raise ValueError(f"{name}: expected None beside a seed, got a tensor")
+            if dtype is not None and x.dtype != dtype:
+                raise TypeError(f"{name}: expected the dtype of uniform_accept, {dtype}, got {x.dtype}")
+            dtype = x.dtype
+    if seed is None and offset is not None:
+        raise ValueError(f"offset: expected None without a seed, got {type(offset).__name__}")
+    for name, x in (("seed", seed), ("offset", offset)):
+        if isinstance(x, torch.Tensor):
+            require(name, x, (torch.int64,), leading, meaning, device)
+        elif x is not None:
+            require_int(name, x)
     if generator is not None:
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
         if generator.device.type != device.type:
             raise ValueError(f"generator: expected a generator on {device.type}, got one on {generator.device}")
+        if seed is not None:
+            raise ValueError("generator: expected None beside a seed, got a torch.Generator")
+
+
+def validate_outputs(out, emitted, dtype, B, K, device):
+    """out is two tensors [B], or None."""
+    require_integer_dtype(dtype)
+    if out is not None:
+        if not isinstance(out, (tuple, list)) or len(out) != 2:
+            raise TypeError(f"out: expected two tensors, got {type(out).__name__}")
+        for i, x in enumerate(out):
+            require(f"out[{i}]", x, INTEGERS, (B,), "[B]", device)
+            require_contiguous_last(f"out[{i}]", x)
+    if emitted is not None:
+        require("emitted", emitted, INTEGERS, (B, K + 1), "[B, K + 1]", device)
+        require_contiguous_last("emitted", emitted)
+
+
+def validate_tokens_out(out, dtype, leading, meaning, device):
+    """out is one tensor [*leading], or None."""
+    require_integer_dtype(dtype)
+    if out is not None:
+        require("out", out, INTEGERS, leading, meaning, device)
+        if not out.is_contiguous():
+            raise ValueError(f"out: expected a contiguous tensor, got strides {list(out.stride())}")
+
+
+def validate_emit(draft_tokens, accepted, next_token, pad, out):
+    """Returns B and K."""
+    B, K = require_dense_tokens(draft_tokens)
+    for name, x in (("accepted", accepted), ("next_token", next_token)):
+        require(name, x, INTEGERS, (B,), "[B]", draft_tokens.device)
+    if out is not None:
+        require("out", out, INTEGERS, (B, K + 1), "[B, K + 1]", draft_tokens.device)
+        require_contiguous_last("out", out)
+    limits = torch.iinfo((next_token if out is None else out).dtype)
+    require_int("pad", pad, limits.min, limits.max)
+    return B, K
+
+
+def require_integer_dtype(dtype):
+    if dtype not in INTEGERS:
+        raise TypeError(f"dtype: expected {' or '.join(map(str, INTEGERS))}, got {dtype}")

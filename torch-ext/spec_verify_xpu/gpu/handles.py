@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 
-LIMIT = 2**31  # integer arguments from here on are 64 bits wide, which is another compiled kernel
+LIMIT = 2**31  # integer arguments beyond it are 64 bits wide, which is another compiled kernel
 
 compiled_kernels: dict[tuple, Any] = {}
 
@@ -21,18 +21,18 @@ def keeps_handles(device):
     return device.type == "cuda" and torch.version.hip is None and version >= (3, 6)
 
 
-def launch(kernel, grid, device, keep, pointers, integers, constants, overlap, options):
-    """kernel[grid](*pointers, *integers, *constants, overlap, **options), the grid of three, pointers tensors or None."""
+def launch(kernel, grid, device, keep, pointers, integers, constants, options, overlap=()):
+    """kernel[grid](*pointers, *integers, *constants, *overlap, **options), the grid of three, pointers tensors or None."""
     if not keep or triton.knobs.runtime.launch_enter_hook.calls:
-        return kernel[grid](*pointers, *integers, *constants, overlap, **options)
-    widths = max(integers) < LIMIT or tuple(x < LIMIT for x in integers)
+        return kernel[grid](*pointers, *integers, *constants, *overlap, **options)
+    widths = (-LIMIT <= min(integers) and max(integers) < LIMIT) or tuple(-LIMIT <= x < LIMIT for x in integers)
     # Not by the kernel and the device's `overlap` themselves, which Triton hashes anew, sources and all.
     key = id(kernel), device.index, widths, constants, options["num_warps"], *[x if x is None else x.dtype for x in pointers]
     compiled = compiled_kernels.get(key)
     if compiled is None:
-        compiled_kernels[key] = kernel[grid](*pointers, *integers, *constants, overlap, **options)
+        compiled_kernels[key] = kernel[grid](*pointers, *integers, *constants, *overlap, **options)
     else:
         addresses = [x if x is None else x.data_ptr() for x in pointers]
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         how = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no metadata for hooks, no hooks
-        compiled.run(*grid, *how, *addresses, *integers, *constants, overlap)
+        compiled.run(*grid, *how, *addresses, *integers, *constants, *overlap)

@@ -1,114 +1,73 @@
 """The rule in two Triton launches: sum the chunks of the one row pair that matters, then search the chunk that holds the draw.
 
-Device code only. LIMBS says how a row's weights are summed. A GPU with native 64-bit integers converts them directly. One
-without (Gen12LP) gets them as two limbs, fixed(x) = high * 2**22 + low, by float32 and int32 operations that are each
-exact; a 32-bit sum holds 512 of them, whatever the row contains.
+Device code only. A greedy sequence takes the same two: the largest entry of each of its rows' chunks, then of each row.
 """
 
 import triton
 import triton.language as tl
 
+from .numbers import add, bits, clamp, fixed, join, order, random_bits, scale, sum_both, weight_limbs
+
 HEADER = tl.constexpr(3)  # a sequence's scratch before its chunk sums: accepted, the refused draft or -1, the draw's bits
+ACCEPT = tl.constexpr(0)  # rule.ACCEPT
 
 
 @triton.jit
-def clamp(x):
-    """Into [0, 1]; NaN to 0, since maximum returns the operand that is a number."""
-    return tl.minimum(tl.maximum(x.to(tl.float32), 0.0), 1.0)
-
-
-@triton.jit
-def fixed(x):
-    """Clamped probability -> int64 in [0, 2**44], by way of unsigned, which is half the work where 64 bits are emulated."""
-    return (x * 17592186044416.0).to(tl.uint64).to(tl.int64)
-
-
-@triton.jit
-def limbs(x):
-    """Clamped probability -> (high, low), int32."""
-    scaled = x * 4194304.0  # 2**22
-    high = scaled.to(tl.int32)
-    return high, ((scaled - high.to(tl.float32)) * 4194304.0).to(tl.int32)
-
-
-@triton.jit
-def weight_limbs(p, q):
-    """The limbs of fixed(p) - fixed(q), the low one of either sign."""
-    p_high, p_low = limbs(p)
-    q_high, q_low = limbs(q)
-    return p_high - q_high, p_low - q_low
-
-
-@triton.jit
-def join(high, low):
-    """Sums of 512 limbs -> int64. The high one is at most 512 * 2**22 = 2**31, one more than int32 holds."""
-    return (high.to(tl.uint32, bitcast=True).to(tl.int64) << 22) + low.to(tl.int64)
-
-
-@triton.jit
-def add(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def sum_both(a, b, LIMBS: tl.constexpr):
-    """The sums of a [n] int64 and b [n] int32. An int64 sum by itself becomes a loop over the lanes on Intel GPUs."""
-    if LIMBS:
-        return tl.reduce((a, b), 0, add)
+def drafts_of(b, K, T, lengths, cu_drafts):
+    """Of sequence b: how many drafts stand before its own, and how many of its own count."""
+    if cu_drafts is not None:
+        start = tl.minimum(tl.maximum(tl.load(cu_drafts + b).to(tl.int64), 0), T)
+        end = tl.minimum(tl.maximum(tl.load(cu_drafts + b + 1).to(tl.int64), 0), T)
+        return start, tl.minimum(tl.maximum(end - start, 0), K).to(tl.int32)
+    elif lengths is not None:
+        return b * K, tl.minimum(tl.maximum(tl.load(lengths + b), 0), K).to(tl.int32)
     else:
-        return tl.sum(a, 0), tl.sum(b, 0)
+        return b * K, K
 
 
 @triton.jit
-def bits(u, FLOAT64: tl.constexpr):
-    """Uniform -> 63 bits. A float64 comes as its fields in int64: u = mantissa * 2**(exponent - 1075)."""
-    if u.dtype == tl.float32:
-        below_one = tl.minimum(tl.maximum(u, 0.0), 0.999999940395355224609375)  # 1 - 2**-24
-        return (below_one * 9223372036854775808.0).to(tl.int64)
-    elif FLOAT64:
-        u = tl.where((u > 0) & (u <= 0x7FF0000000000000), u, 0)  # greater than zero, and not NaN
-        u = tl.minimum(u, 0x3FEFFFFFFFFFFFFF)  # 1 - 2**-53
-        shift = (u >> 52) - 1012
-        mantissa = (u & 0xFFFFFFFFFFFFF) | 0x10000000000000
-        return (mantissa << tl.maximum(shift, 0)) >> tl.minimum(tl.maximum(-shift, 0), 63)
+def first_row(b, before, stride_b, stride_k, cu_drafts):
+    """Where the rows of sequence b begin. In a ragged batch they stand one behind the other, `before` of them before b's."""
+    if cu_drafts is not None:
+        return before * stride_k
     else:
-        return u & 0x7FFFFFFFFFFFFFFF
+        return b * stride_b
 
 
 @triton.jit
-def scale(u, n):
-    """floor(u * n / 2**63)"""
-    return tl.umulhi(u.to(tl.uint64) << 1, n.to(tl.uint64)).to(tl.int64)
+def first_refused(tokens, draft, target, uniforms, seed, offset, start, draft_row, target_row, exist, length, V_draft, V,
+                  stride_draft, stride_target, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr):
+    """(n, token): the first position not accepted, or length; and the draft refused there, -1 if there is none.
 
-
-@triton.jit
-def first_refused(tokens, draft, target, uniforms, length, V_draft, V, stride_draft, stride_target, FLOAT64: tl.constexpr,
-                  POSITIONS: tl.constexpr):
-    """(n, token): the first position not accepted, or length; and the draft refused there, -1 if there is none."""
+    The drafts are those from `start` on, of which so many `exist`, and the rows those from draft_row and target_row on. No
+    load waits for the length.
+    """
     i = tl.arange(0, POSITIONS)
-    counts = i < length
+    exists = i < exist
     row = i.to(tl.int64)
-    u = tl.load(uniforms + i, mask=counts, other=0)
-    t = tl.load(tokens + i, mask=counts, other=-1)
+    if seed is None:
+        u = bits(tl.load(uniforms + start + i, mask=exists, other=0), FLOAT64)
+    else:
+        u = random_bits(tl.load(seed), tl.load(offset), i, ACCEPT)
+    t = tl.load(tokens + start + i, mask=exists, other=-1)
     is_draft = t.to(tl.uint64) < V_draft.to(tl.uint64)  # negative ids are huge
     t = tl.where(is_draft, t, -1).to(tl.int32)
     is_known = is_draft & (t < V)  # elsewhere p is 0, and no q can be accepted
-    p = fixed(clamp(tl.load(target + row * stride_target + t, mask=is_known, other=0.0)))
+    p = fixed(clamp(tl.load(target + target_row + row * stride_target + t, mask=is_known, other=0.0)))
     if draft is None:
         q = tl.full((POSITIONS,), 17592186044416, tl.int64)  # 2**44: a draft without probabilities is certain
     else:
-        q = fixed(clamp(tl.load(draft + row * stride_draft + t, mask=is_known, other=0.0)))
-    is_accepted = scale(bits(u, FLOAT64), q) < p
-    n = tl.minimum(tl.min(tl.where(is_accepted, POSITIONS, i), 0), length)
-    return n.to(tl.int64), tl.max(tl.where(i == n, t, -1), 0)
+        q = fixed(clamp(tl.load(draft + draft_row + row * stride_draft + t, mask=is_known, other=0.0)))
+    n = tl.minimum(tl.min(tl.where(scale(u, q) < p, POSITIONS, i), 0), length)
+    return n.to(tl.int64), tl.max(tl.where((i == n) & (i < length), t, -1), 0)
 
 
 @triton.jit
-def entries(row, v, end, ALIGNED: tl.constexpr):
-    """Entries v [n, m] of a row, clamped, 0 from `end` on.
+def load_entries(row, v, end, ALIGNED: tl.constexpr):
+    """Entries v [n, m] of a row, and which of them exist: from `end` on, others are repeated.
 
-    The loads have no mask, which is a branch on Intel GPUs: past the end they repeat an entry that exists, times 0. ALIGNED
-    rows start at 16 bytes and hold a multiple of 16 entries, so that loads are wide.
+    So the loads have no mask, which is a branch on Intel GPUs. ALIGNED rows start at 16 bytes and hold a multiple of 16
+    entries, so that loads are wide.
     """
     GROUP: tl.constexpr = 16 if ALIGNED else 1
     start = v & -GROUP
@@ -118,7 +77,14 @@ def entries(row, v, end, ALIGNED: tl.constexpr):
         pointers = tl.multiple_of(row + at, (1, 16))
     else:
         pointers = row + at
-    return clamp(tl.load(pointers).to(tl.float32) * (start < end).to(tl.float32))  # NaN * 0 is NaN, which clamp makes 0
+    return tl.load(pointers), start < end
+
+
+@triton.jit
+def entries(row, v, end, ALIGNED: tl.constexpr):
+    """Entries v [n, m] of a row, clamped, 0 from `end` on."""
+    x, exists = load_entries(row, v, end, ALIGNED)
+    return clamp(x.to(tl.float32) * exists.to(tl.float32))  # NaN * 0 is NaN, which clamp makes 0
 
 
 @triton.jit
@@ -168,81 +134,189 @@ def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr,
         return tl.cumsum(fixed(p) - fixed(q), 1)
 
 
+@triton.jit
+def largest_entries(target, scratch, length, V, stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+                    SEGMENT: tl.constexpr, CHUNKS: tl.constexpr):
+    """Write the largest of this program's entries of each row, as `order` has it, and the first place where it is.
+
+    The programs of the grid's third dimension share the rows.
+    """
+    FLOAT64: tl.constexpr = target.dtype.element_ty == tl.int64
+    LEAST: tl.constexpr = -0x8000000000000000 if FLOAT64 else -0x80000000
+    c = tl.program_id(1)
+    programs = tl.num_programs(1)
+    v = (c * CHUNKS + tl.arange(0, CHUNKS))[:, None] * CHUNK + tl.arange(0, SEGMENT)[None, :]
+    end = CHUNK
+    if FLOAT64:
+        end = tl.minimum(V, CHUNK)  # a loop that is not unrolled, which would spill on Intel GPUs
+    for row in range(tl.program_id(2), length + 1, tl.num_programs(2)):
+        best = tl.full((CHUNKS, SEGMENT), LEAST, tl.int64 if FLOAT64 else tl.int32)
+        place = v
+        for start in range(0, end, SEGMENT):
+            x, exists = load_entries(target + tl.cast(row, tl.int64) * stride_target_k, v + start, V, ALIGNED)
+            x = tl.where(exists, order(x), LEAST)
+            place = tl.where(x > best, v + start, place)
+            best = tl.maximum(best, x)
+        top = tl.max(best)
+        words = scratch + row * 2 * programs + c
+        tl.store(words, top.to(tl.int64))
+        tl.store(words + programs, tl.min(tl.where(best == top, place, 0x7FFFFFFF)).to(tl.int64))
+
+
+@triton.jit
+def largest_of_row(scratch, row, programs, CAPACITY: tl.constexpr):
+    """The argmax of a row from what largest_entries wrote."""
+    i = tl.arange(0, CAPACITY)
+    words = scratch + row * 2 * programs + i
+    best = tl.load(words, mask=i < programs, other=-0x8000000000000000)
+    place = tl.load(words + programs, mask=i < programs, other=0x7FFFFFFF).to(tl.int32)
+    return tl.min(tl.where(best == tl.max(best, 0), place, 0x7FFFFFFF), 0).to(tl.int64)
+
+
+@triton.jit
+def follow_largest(tokens, scratch, length, programs, CAPACITY: tl.constexpr):
+    """(accepted, next token) of a greedy sequence: how many drafts are their row's argmax, and the argmax that follows."""
+    n = length * 0
+    token = largest_of_row(scratch, n, programs, CAPACITY)
+    while tl.load(tokens + n, mask=n < length, other=-1) == token:
+        n += 1
+        token = largest_of_row(scratch, n, programs, CAPACITY)
+    return n.to(tl.int64), token
+
+
+@triton.jit
+def write_emitted(emitted, tokens, n, next_token, pad, K, POSITIONS: tl.constexpr):
+    """The accepted of K loaded drafts, the next token, and padding: K + 1 tokens."""
+    i = tl.arange(0, POSITIONS)
+    tl.store(emitted + i, tl.where(i < n, tokens.to(tl.int64), tl.where(i == n, next_token, pad)), mask=i <= K)
+
+
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
 UNSPECIALIZED = [
-    "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "lengths", "scratch", "accepted",
-    "next_token", "K", "V_draft", "V", "chunks", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k",
+    "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
+    "greedy", "scratch", "accepted", "next_token", "emitted", "pad", "K", "T", "V_draft", "V", "chunks", "programs", "words",
+    "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths, scratch, accepted,
-               K, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
-               FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
-               CHUNK: tl.constexpr, SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr,
-               release: tl.constexpr):
-    """grid (B, ceil(chunks / CHUNKS)): each program finds the refused position, and sums CHUNKS chunks of its row pair."""
+def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts,
+               greedy, scratch, K, T, V_draft, V, chunks, words, stride_draft_b, stride_draft_k, stride_target_b,
+               stride_target_k, FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, PURPOSE: tl.constexpr,
+               POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr,
+               LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
+    """grid (B, ceil(chunks / CHUNKS), 1): each program finds the refused position, and sums CHUNKS chunks of its row pair.
+
+    Without randomness every sequence is greedy, and the third dimension may be as many as K + 1.
+    """
     if release is not None:
         release()
     b = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1)
-    target_probs += b * stride_target_b
-    if draft_probs is not None:
-        draft_probs += b * stride_draft_b
-    length = K
-    if lengths is not None:
-        length = tl.minimum(tl.maximum(tl.load(lengths + b), 0), K).to(tl.int32)
+    scratch += b * words
+    start, length = drafts_of(b, K, T, lengths, cu_drafts)
+    target_row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
+    is_greedy = tl.full((), 0, tl.int1)
+    if greedy is not None:
+        is_greedy = tl.load(greedy + b) != 0
+    if uniform_sample is None and seed is None:
+        largest_entries(target_probs + target_row, scratch, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
+    elif is_greedy:
+        largest_entries(target_probs + target_row, scratch, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
+    else:
+        if seed is not None:
+            seed += b
+            offset += b
+        draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
+        if cu_drafts is None:
+            n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, start, draft_row,
+                                     target_row, K, length, V_draft, V, stride_draft_k, stride_target_k, FLOAT64_ACCEPT,
+                                     POSITIONS)
+        else:  # where every sequence has K drafts, b's are from b * K on: try that while cu_drafts is on its way
+            guess = b * K
+            exist = tl.minimum(K, T - guess).to(tl.int32)
+            n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, guess,
+                                     guess * stride_draft_k, (guess + b) * stride_target_k, exist, length, V_draft, V,
+                                     stride_draft_k, stride_target_k, FLOAT64_ACCEPT, POSITIONS)
+            if start != guess:
+                n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, start,
+                                         draft_row, target_row, length, length, V_draft, V, stride_draft_k,
+                                         stride_target_k, FLOAT64_ACCEPT, POSITIONS)
+        target_probs += target_row + n * stride_target_k
+        if draft_probs is not None:
+            draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)  # past the last draft is no row
 
-    n, token = first_refused(draft_tokens + b * K, draft_probs, target_probs, uniform_accept + b * K, length, V_draft, V,
-                             stride_draft_k, stride_target_k, FLOAT64_ACCEPT, POSITIONS)
-    target_probs += n * stride_target_k
-    if draft_probs is not None:
-        draft_probs += tl.where(token < 0, 0, n) * stride_draft_k  # a row that exists, also past the last draft
-
-    scratch += b * (HEADER + chunks)
-    chunk = c * CHUNKS + tl.arange(0, CHUNKS)
-    sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
-    tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
-    if c == 0:
-        u = bits(tl.load(uniform_sample + b * (K + 1) + n), FLOAT64_SAMPLE)
-        tl.store(scratch, n)
-        tl.store(scratch + 1, token.to(tl.int64))
-        tl.store(scratch + 2, u)
-        tl.store(accepted + b, n)
+        chunk = c * CHUNKS + tl.arange(0, CHUNKS)
+        sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
+        tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
+        if c == 0:
+            if seed is None:
+                u = bits(tl.load(uniform_sample + start + b + n), FLOAT64_SAMPLE)
+            else:
+                u = random_bits(tl.load(seed), tl.load(offset), n.to(tl.int32), PURPOSE)
+            tl.store(scratch, n)
+            tl.store(scratch + 1, token.to(tl.int64))
+            tl.store(scratch + 2, u)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def locate(draft_probs, target_probs, scratch, next_token, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b,
-           stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
-           wait: tl.constexpr):
+def locate(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, accepted, next_token, emitted, K, T,
+           V_draft, V, chunks, programs, words, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
+           stride_emitted, ALL_GREEDY: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+           LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it."""
     b = tl.program_id(0).to(tl.int64)
-    scratch += b * (HEADER + chunks)
+    scratch += b * words
+    start, length = drafts_of(b, K, T, lengths, cu_drafts)
+    is_greedy = tl.full((), ALL_GREEDY, tl.int1)
+    if greedy is not None:
+        is_greedy = tl.load(greedy + b) != 0
+    if emitted is not None:
+        drafts = tl.arange(0, POSITIONS)
+        tokens = tl.load(draft_tokens + start + drafts, mask=drafts < length, other=0)
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
     if wait is not None:
         wait()
-    n = tl.load(scratch)
-    token = tl.load(scratch + 1).to(tl.int32)
-    u = tl.load(scratch + 2)
-    sums = tl.load(scratch + HEADER + i, mask=i < chunks, other=0)
-    target_probs += b * stride_target_b + n * stride_target_k
-    if draft_probs is not None:
-        draft_probs += b * stride_draft_b + tl.where(token < 0, 0, n) * stride_draft_k
+    if is_greedy:
+        n, next_id = follow_largest(draft_tokens + start, scratch, length, programs, CAPACITY)
+    else:
+        n = tl.load(scratch)
+        token = tl.load(scratch + 1).to(tl.int32)
+        u = tl.load(scratch + 2)
+        sums = tl.load(scratch + HEADER + i, mask=i < chunks, other=0)
+        target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
+        if draft_probs is not None:
+            draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
+            draft_probs += tl.where(token < 0, 0, draft_row)
 
-    total, _ = sum_both(sums, i, LIMBS)
-    cumulative = tl.cumsum(sums, 0)
-    if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
-        token = tl.full((), -1, tl.int32)
-        for c in range(0, chunks):
-            mass = tl.sum(chunk_sums(None, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, CHUNK, LIMBS))
-            sums += tl.where(i == c, mass, 0)
-            cumulative += tl.where(i >= c, mass, 0)
-            total += mass
+        total, _ = sum_both(sums, i, LIMBS)
+        cumulative = tl.cumsum(sums, 0)
+        if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
+            token = tl.full((), -1, tl.int32)
+            for c in range(0, chunks):
+                mass = tl.sum(chunk_sums(None, target_probs, c + one, token, V_draft, V, ALIGNED, CHUNK, CHUNK, LIMBS))
+                sums += tl.where(i == c, mass, 0)
+                cumulative += tl.where(i >= c, mass, 0)
+                total += mass
 
-    threshold = scale(u, total)
-    is_before = cumulative <= threshold
-    before, chunk = sum_both(tl.where(is_before, sums, 0), is_before.to(tl.int32), LIMBS)
-    running = running_sums(draft_probs, target_probs, chunk + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
-    entry = tl.sum((running <= threshold - before).to(tl.int32))
-    tl.store(next_token + b, tl.where(total > 0, chunk * CHUNK + entry, 0).to(tl.int64))
+        threshold = scale(u, total)
+        is_before = cumulative <= threshold
+        before, chunk = sum_both(tl.where(is_before, sums, 0), is_before.to(tl.int32), LIMBS)
+        running = running_sums(draft_probs, target_probs, chunk + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+        entry = tl.sum((running <= threshold - before).to(tl.int32))
+        next_id = tl.where(total > 0, chunk * CHUNK + entry, 0).to(tl.int64)
+    tl.store(accepted + b, n)
+    tl.store(next_token + b, next_id)
+    if emitted is not None:
+        write_emitted(emitted + b * stride_emitted, tokens, n, next_id, -1, K, POSITIONS)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def write_tokens(draft_tokens, accepted, next_token, emitted, pad, K, stride_emitted, POSITIONS: tl.constexpr):
+    """grid (B,): what a step adds to each sequence."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, POSITIONS)
+    n = tl.minimum(tl.maximum(tl.load(accepted + b), 0), K)
+    tokens = tl.load(draft_tokens + b * K + i, mask=i < K, other=0)
+    write_emitted(emitted + b * stride_emitted, tokens, n, tl.load(next_token + b).to(tl.int64), pad, K, POSITIONS)

@@ -10,7 +10,7 @@ import triton
 
 from .config import CONFIGURATIONS
 from .handles import keeps_handles, launch
-from .kernels import HEADER, locate, sum_chunks
+from .kernels import HEADER, locate, sum_chunks, write_tokens
 
 
 def runs_on():
@@ -32,53 +32,70 @@ def require_triton(device_type):
         raise ValueError(f'impl: "triton" runs on {here} tensors here, got {device_type} tensors')
 
 
-def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths):
-    """Arguments as in `api.verify`, validated, uniforms given. Returns accepted [B] and next_token [B], int64."""
-    (B, K), V = draft_tokens.shape, target_probs.shape[-1]
-    device = target_probs.device
-    on = device_facts(device)
-    config = CONFIGURATIONS[device.type](B, V, on.threads)
-    chunks = ceil_div(V, config.chunk)
-    accepted = torch.empty(B, dtype=torch.int64, device=device)
-    next_token = torch.empty(B, dtype=torch.int64, device=device)
+def verify(call):
+    """See ops.Call."""
+    (B,), K, V = call.accepted.shape, call.max_drafts, call.target_probs.shape[-1]
     if B == 0:
-        return accepted, next_token
-    scratch = torch.empty(B * (HEADER.value + chunks), dtype=torch.int64, device=device)
-    if K == 0:
+        return
+    draft_probs, target_probs, device = call.draft_probs, fields(call.target_probs), call.accepted.device
+    tokens, lengths, cu_drafts, greedy = map(contiguous, (call.draft_tokens, call.lengths, call.cu_drafts, call.greedy))
+    greedy = greedy if greedy is None else greedy.view(torch.uint8)
+    if tokens.numel() == 0:
         draft_probs = None  # it has no row that a load could touch
-    sizes = (V if draft_probs is None else draft_probs.shape[-1], V, chunks)
-    strides = ((0, 0) if draft_probs is None else draft_probs.stride()[:2]) + target_probs.stride()[:2]
+    on = device_facts(device)
+    config = CONFIGURATIONS[device.type](B * (K + 1) if call.all_greedy else B, V, on.threads)
+    chunks = ceil_div(V, config.chunk)
+    programs = ceil_div(chunks, config.chunks)
+    has_greedy = call.all_greedy or greedy is not None
+    words = max(HEADER.value + chunks, 2 * (K + 1) * programs if has_greedy else 0)
+    scratch = torch.empty(B * words, dtype=torch.int64, device=device)
+    sizes = (K, tokens.numel(), V if draft_probs is None else draft_probs.shape[-1], V, chunks)
+    strides = (*row_strides(draft_probs), *row_strides(target_probs))
     aligned = is_aligned(target_probs) and (draft_probs is None or is_aligned(draft_probs))
-    inputs = (
-        draft_tokens.contiguous(),
-        draft_probs,
-        target_probs,
-        fields(uniform_accept).contiguous(),
-        fields(uniform_sample).contiguous(),
-        lengths if lengths is None else lengths.contiguous(),
-    )
+    uniforms = call.uniform_accept, call.uniform_sample
     with on_device(device):
         launch(
-            sum_chunks, (B, ceil_div(chunks, config.chunks), 1), device, on.keep,
-            pointers=(*inputs, scratch, accepted),
-            integers=(K, *sizes, *strides),
-            constants=(
-                uniform_accept.dtype == torch.float64, uniform_sample.dtype == torch.float64,
-                max(16, power_of_2(K)), aligned, config.chunk, config.segment(aligned), config.limbs,
-                config.chunks,
+            sum_chunks, (B, programs, K + 1 if call.all_greedy else 1), device, on.keep,
+            pointers=(
+                tokens, draft_probs, target_probs, *(contiguous(fields(x)) for x in uniforms), contiguous(call.seed),
+                contiguous(call.offset), lengths, cu_drafts, greedy, scratch,
             ),
-            overlap=on.release,
+            integers=(*sizes, words, *strides),
+            constants=(
+                *(x is not None and x.dtype == torch.float64 for x in uniforms), call.purpose,
+                max(16, power_of_2(K)), aligned, config.chunk, config.segment(aligned), config.limbs, config.chunks,
+            ),
             options={"num_warps": config.sum_warps, **on.sum_options},
+            overlap=(on.release,),
         )  # fmt: skip
         launch(
             locate, (B, 1, 1), device, on.keep,
-            pointers=(draft_probs, target_probs, scratch, next_token),
-            integers=(*sizes, *strides),
-            constants=(aligned, config.chunk, config.limbs, max(128, power_of_2(chunks))),
-            overlap=on.wait,
+            pointers=(
+                tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, call.accepted, call.next_token,
+                call.emitted,
+            ),
+            integers=(*sizes, programs, words, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
+            constants=(
+                call.all_greedy, max(16, power_of_2(K + 1)), aligned, config.chunk, config.limbs, max(128, power_of_2(chunks)),
+            ),
             options={"num_warps": config.locate_warps, **on.locate_options},
+            overlap=(on.wait,),
         )  # fmt: skip
-    return accepted, next_token
+
+
+def emit(draft_tokens, accepted, next_token, pad, emitted):
+    """See `api.emit`."""
+    (B, K), device = draft_tokens.shape, emitted.device
+    if B == 0:
+        return
+    with on_device(device):
+        launch(
+            write_tokens, (B, 1, 1), device, device_facts(device).keep,
+            pointers=(*map(contiguous, (draft_tokens, accepted, next_token)), emitted),
+            integers=(pad, K, emitted.stride(0)),
+            constants=(max(16, power_of_2(K + 1)),),
+            options={"num_warps": 1},
+        )  # fmt: skip
 
 
 def ceil_div(n, d):
@@ -90,15 +107,24 @@ def power_of_2(n):
     return 1 << max(n - 1, 0).bit_length()
 
 
-def fields(uniforms):
+def fields(x):
     """float64 as int64, its fields: no kernel computes in fp64."""
-    return uniforms.view(torch.int64) if uniforms.dtype == torch.float64 else uniforms
+    return x.view(torch.int64) if x is not None and x.dtype == torch.float64 else x
+
+
+def contiguous(x):
+    return x if x is None else x.contiguous()
+
+
+def row_strides(probs):
+    """(stride of a sequence, stride of a row). Ragged rows belong to no sequence."""
+    return (0, 0) if probs is None else (0, *probs.stride()[:-1])[-2:]
 
 
 def is_aligned(probs):
     """Whether every row starts at a multiple of 16 bytes and holds a multiple of 16 entries."""
-    stride_b, stride_k, _ = probs.stride()
-    return (probs.data_ptr() | probs.shape[2] | stride_b | stride_k) % 16 == 0
+    stride_b, stride_k = row_strides(probs)
+    return (probs.data_ptr() | probs.shape[-1] | stride_b | stride_k) % 16 == 0
 
 
 @dataclass(frozen=True)

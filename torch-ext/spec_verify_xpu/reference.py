@@ -1,0 +1,42 @@
+"""rule.py as an implementation: tensors in, its lists into the outputs."""
+
+import torch
+
+from . import rule
+
+
+def verify(call):
+    """See ops.Call."""
+    greedy = True if call.all_greedy else call.greedy
+    randomness = {"greedy": greedy, "seed": call.seed, "offset": call.offset}
+    uniforms = call.uniform_accept, call.uniform_sample
+    rows = call.draft_tokens, call.draft_probs, call.target_probs
+    if call.purpose == rule.DRAW:
+        uniform = None if call.uniform_sample is None else call.uniform_sample[:, 0]
+        tokens = rule.sample(call.target_probs[:, 0], uniform, call.seed, call.offset)
+        accepted = [0] * len(tokens)
+    elif call.cu_drafts is None:
+        accepted, tokens = rule.verify(*rows, *uniforms, call.lengths, **randomness)
+    else:
+        accepted, tokens = rule.verify_varlen(*rows, call.cu_drafts, call.max_drafts, *uniforms, **randomness)
+    write(call.accepted, accepted)
+    write(call.next_token, tokens)
+    if call.emitted is not None:
+        drafts = call.draft_tokens.tolist()
+        if call.cu_drafts is not None:
+            starts = (start for start, _ in rule.spans(call.cu_drafts, len(drafts), call.max_drafts))
+            drafts = [drafts[start : start + n] for start, n in zip(starts, accepted)]
+        K = call.max_drafts
+        padded = [
+            [*row, *[-1] * (K - len(row))] for row in drafts
+        ]  # all of a sequence's drafts that could be emitted, and more
+        write(call.emitted, rule.emit(padded, accepted, tokens))
+
+
+def emit(draft_tokens, accepted, next_token, pad, emitted):
+    """See `api.emit`."""
+    write(emitted, rule.emit(draft_tokens, accepted, next_token, pad))
+
+
+def write(tensor, values):
+    tensor.copy_(torch.tensor(values, dtype=torch.int64).view(tensor.shape))
