@@ -27,7 +27,7 @@ test-intel: .venv-intel/installed
 
 # On a machine with a GPU, with the torch and Triton (and pytest, hypothesis, kernels) of that machine's Python.
 test-gpu:
-	PYTHONPATH=torch-ext $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py)
+	PYTHONPATH=torch-ext $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py serving.py metrics.py)
 
 # The README's table, on the CPU; and every shape, on the GPU of that machine's Python.
 bench: .venv/installed
