@@ -31,6 +31,15 @@ def test_statistics(B, K, ids, device):
     assert all(x.dtype == torch.int64 and x.device.type == device.type for x in result)
 
 
+def test_statistics_add_up(device):
+    """By + and by sum, to those of all sequences at once."""
+    steps = [torch.tensor([[2, 0], [3, 3]], device=device), torch.tensor([[1], [2]], device=device)]
+    parts = [sv.statistics(*step, max_drafts=3) for step in steps]
+    for total in (parts[0] + parts[1], sum(parts)):
+        assert isinstance(total, sv.Statistics)
+        assert all(map(torch.equal, total, sv.statistics(*torch.cat(steps, 1), max_drafts=3)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_logprobs(dtype, device):
     """Dense and ragged alike: the logarithm of the target's entry at each emitted token, 0 in the padding."""

@@ -70,15 +70,16 @@ def verify(
     uniform_sample
         Randomness of the draws, one for each position where the draft can end. Shape ``[B, K + 1]``, dtype as above.
     lengths
-        How many of each sequence's drafts count. Shape ``[B]``, int64 or int32, clamped to ``[0, K]``. None: all K.
+        How many of each sequence's drafts count. Shape ``[B]``, int64 or int32, clamped to ``[0, K]``. None: all K. Whether a
+        draft counts must not depend on which token it is, only on what was known before it was drawn, or the output is biased.
     greedy
         Which sequences are verified as `verify_greedy` does, without chance. Shape ``[B]``, bool. Their draft_probs and
         randomness are not looked at. None: none of them.
     seed, offset
         In place of uniforms: 63 bits a draw from Philox-4x32-10 (Salmon et al. 2011), computed where they are used from the
-        sequence's seed and offset and the position alone (docs/SERVING.md has the layout), so a request gets the same
-        tokens in whatever batch and on whatever device. Ints, or int64 tensors of shape ``[B]``, of any value. Change the
-        offset at every step, say by 1. Sequences of equal seed and offset share their draws, so give each its own seed.
+        sequence's seed and offset and the position alone (docs/SERVING.md has the layout), so the same rows and drafts get the
+        same tokens in whatever batch and on whatever device. Ints, or int64 tensors of shape ``[B]``, of any value. Change
+        the offset at every step, say by 1. Sequences of equal seed and offset share their draws, so give each its own seed.
         The offset is 0 where only a seed is given.
     generator
         The source of the uniforms that are drawn here. None: the device's default. torch cannot trace a generator: with
@@ -167,7 +168,8 @@ def verify_varlen(
         Shape ``[T + B, V]``.
     cu_drafts
         How many drafts stand before each sequence's own, and T last. Shape ``[B + 1]``, int64 or int32. It stays on the
-        device. Offsets are clamped to ``[0, T]``, and a sequence that ends before it starts has no drafts.
+        device. Offsets are clamped to ``[0, T]``, and a sequence that ends before it starts has no drafts. How many a sequence
+        has must not depend on which tokens they are: see lengths of `verify`.
     max_drafts
         K, the most drafts that count of a sequence. An int, at most 2**14.
     uniform_accept

@@ -8,13 +8,23 @@ from .validation import INTEGERS, PROBABILITIES, require, require_device, requir
 
 
 class Statistics(NamedTuple):
-    """Sums over a batch, int64, of which those of several steps may be added."""
+    """Counts of one step or, added by `+` or `sum`, of several. int64, on the device.
 
-    drafted: torch.Tensor  # []
-    accepted: torch.Tensor  # []
-    emitted: torch.Tensor  # [], accepted drafts and one token more a sequence
-    drafted_at: torch.Tensor  # [K], how many sequences had a draft at each position
-    accepted_at: torch.Tensor  # [K], in how many it was accepted
+    drafted, accepted and emitted are scalars; emitted counts the accepted drafts and one token more for each sequence.
+    drafted_at [K] counts the sequences that had a draft at each position, accepted_at [K] those in which it was accepted.
+    """
+
+    drafted: torch.Tensor
+    accepted: torch.Tensor
+    emitted: torch.Tensor
+    drafted_at: torch.Tensor
+    accepted_at: torch.Tensor
+
+    def __add__(self, other):
+        return Statistics(*map(torch.add, self, other))
+
+    def __radd__(self, other):
+        return self if other == 0 else NotImplemented  # sum begins with 0
 
 
 def statistics(accepted: torch.Tensor, drafted: torch.Tensor, max_drafts: int) -> Statistics:
@@ -29,6 +39,10 @@ def statistics(accepted: torch.Tensor, drafted: torch.Tensor, max_drafts: int) -
         ``[0, max_drafts]``.
     max_drafts
         K, the number of positions.
+
+    Returns
+    -------
+    Statistics
 
     Examples
     --------
@@ -57,7 +71,7 @@ def logprobs(emitted: torch.Tensor, target_probs: torch.Tensor, cu_drafts: Optio
     Parameters
     ----------
     emitted
-        Tokens as `emit` or ``emitted=`` give them, padded with negative ids. Shape ``[B, K + 1]``, int64 or int32.
+        Tokens as `emit` or ``emitted=`` give them, in [0, V), padded with negative ids. Shape ``[B, K + 1]``, int64 or int32.
     target_probs
         As `verify` got it, ``[B, K + 1, V]``, or with cu_drafts as `verify_varlen` got it, ``[T + B, V]``.
     cu_drafts

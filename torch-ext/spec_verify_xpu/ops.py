@@ -52,10 +52,10 @@ _library.define(
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, int pad, Tensor(a!) emitted, str impl) -> ()")
 
 
-def run_verify(*arguments):
-    call = Call(*arguments[:-1])
-    call = call._replace(draft_probs=rows(call.draft_probs), target_probs=rows(call.target_probs))
-    implementation(call.target_probs.device.type, arguments[-1]).verify(call)
+def run_verify(draft_tokens, draft_probs, target_probs, *rest):
+    *rest, impl = rest
+    call = Call(draft_tokens, rows(draft_probs), rows(target_probs), *rest)
+    implementation(target_probs.device.type, impl).verify(call)
 
 
 def run_emit(draft_tokens, accepted, next_token, pad, emitted, impl):

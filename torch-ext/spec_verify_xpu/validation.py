@@ -41,6 +41,12 @@ def require_contiguous_last(name, x):
         raise ValueError(f"{name}: expected a contiguous last dimension (stride 1), got stride {x.stride(-1)}")
 
 
+def require_writable_rows(name, x):
+    require_contiguous_last(name, x)
+    if x.shape[0] > 1 and x.stride(0) < x.shape[1]:
+        raise ValueError(f"{name}: expected rows that do not overlap, {x.shape[1]} entries apart or more, got {x.stride(0)}")
+
+
 def require_rows(name, x, dtypes, leading, meaning):
     """x is [*leading, V] with any V that an exact sum allows, contiguous in V. leading None is anything. Returns leading."""
     require_tensor(name, x, dtypes)
@@ -140,6 +146,8 @@ def validate_randomness(uniforms, seed, offset, generator, leading, meaning, dev
         if isinstance(x, torch.Tensor):
             require(name, x, (torch.int64,), leading, meaning, device)
         elif x is not None:
+            if not isinstance(x, (int, torch.SymInt)):
+                raise TypeError(f"{name}: expected an int or an int64 tensor {meaning}, got {type(x).__name__}")
             require_int(name, x)
     if generator is not None:
         if not isinstance(generator, torch.Generator):
@@ -159,9 +167,11 @@ def validate_outputs(out, emitted, dtype, B, K, device):
         for i, x in enumerate(out):
             require(f"out[{i}]", x, INTEGERS, (B,), "[B]", device)
             require_contiguous_last(f"out[{i}]", x)
+        if out[0] is out[1]:
+            raise ValueError("out: expected two tensors, got one twice")
     if emitted is not None:
         require("emitted", emitted, INTEGERS, (B, K + 1), "[B, K + 1]", device)
-        require_contiguous_last("emitted", emitted)
+        require_writable_rows("emitted", emitted)
 
 
 def validate_tokens_out(out, dtype, leading, meaning, device):
@@ -180,7 +190,7 @@ def validate_emit(draft_tokens, accepted, next_token, pad, out):
         require(name, x, INTEGERS, (B,), "[B]", draft_tokens.device)
     if out is not None:
         require("out", out, INTEGERS, (B, K + 1), "[B, K + 1]", draft_tokens.device)
-        require_contiguous_last("out", out)
+        require_writable_rows("out", out)
     limits = torch.iinfo((next_token if out is None else out).dtype)
     require_int("pad", pad, limits.min, limits.max)
     return B, K
