@@ -435,3 +435,24 @@ for function in (compiled_cpu.verify_sequences, compiled_cpu.emit_sequences):
         found = [line.split(maxsplit=1) for line in lines]
         assert len(found) == 2 and all(Path(path).is_relative_to(home) and x == counts for path, x in found)
     assert {x.name for x in (tmp_path / PACKAGE.name).iterdir()} == {"__pycache__", *(x.name for x in PACKAGE.glob("*.py"))}
+
+
+def test_cache_follows_the_sources_of_the_rule(tmp_path):
+    """What one process keeps is not taken by another in which a function that is compiled into it has changed."""
+    package = tmp_path / PACKAGE.name
+    package.mkdir()
+    for source in PACKAGE.glob("*.py"):
+        (package / source.name).write_bytes(source.read_bytes())
+    code = """
+import torch, spec_verify_xpu as sv
+probs = torch.full((50, 100), 0.01)
+tokens = [sv.sample(probs, seed=torch.arange(50), impl=impl) for impl in ("numba", "reference")]
+assert torch.equal(*tokens)
+print(tokens[0].tolist())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    before = run(code, environment)
+    rule = package / "rule.py"
+    changed = rule.read_text().replace("0x9E3779B9", "0x9E3779BB")
+    rule.write_text(changed)
+    assert run(code, environment) != before

@@ -267,3 +267,15 @@ def test_launch_on_the_tensors_device(monkeypatch, current, guarded):
         with launch.on_device(torch.device(kind, 1)):
             pass
         assert entered == ([torch.device(kind, 1)] if guarded else [])
+
+
+def test_outputs_count_as_written(batch, impl):
+    """Autograd refuses a backward pass through an index that a later call has overwritten."""
+    out = tuple(torch.zeros(3, dtype=torch.int64, device=batch.target_probs.device) for _ in range(2))
+    x = torch.rand(3, 64, device=batch.target_probs.device, requires_grad=True)
+    chosen = x.exp().gather(1, sv.verify(*batch[:5], out=out, impl=impl).next_token[:, None])
+    sv.verify(*batch[:5], out=out, impl=impl)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        chosen.sum().backward()
+    sv.emit(batch.draft_tokens, *out, out=(tokens := torch.empty(3, 5, dtype=torch.int64, device=x.device)), impl=impl)
+    assert tokens._version > 0

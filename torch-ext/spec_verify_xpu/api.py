@@ -78,16 +78,17 @@ def verify(
     seed, offset
         In place of uniforms: 63 bits a draw from Philox-4x32-10 (Salmon et al. 2011), computed where they are used from the
         sequence's seed and offset and the position alone (docs/SERVING.md has the layout), so the same rows and drafts get the
-        same tokens in whatever batch and on whatever device. Ints, or int64 tensors of shape ``[B]``, of any value. Change
-        the offset at every step, say by 1. Sequences of equal seed and offset share their draws, so give each its own seed.
-        The offset is 0 where only a seed is given.
+        same tokens in whatever batch and on whatever device. Ints, or int64 tensors of shape ``[B]``, of any value. Each step
+        of a request needs another offset; the length of its text will do. Sequences of equal seed and offset share their
+        draws, so give each its own seed. The offset is 0 where only a seed is given.
     generator
         The source of the uniforms that are drawn here. None: the device's default. torch cannot trace a generator: with
         ``torch.compile(fullgraph=True)`` it is an error of torch's.
     dtype
-        That of the result: int64 or int32.
+        That of the result, int64 or int32, where no out is given.
     out
-        Two tensors of shape ``[B]``, int64 or int32, contiguous, which are written and returned as the result.
+        Two tensors of shape ``[B]``, int64 or int32, contiguous, which are written and returned as the result. Like emitted
+        they must share no memory with one another or with the inputs.
     emitted
         A tensor that the verification itself writes with what `emit` returns: the accepted drafts, the next token, and -1 in
         what is left. Shape ``[B, K + 1]``, int64 or int32, last dimension contiguous.
@@ -267,8 +268,9 @@ def sample(
     uniform
         Shape ``[..]``, that of probs without its last dimension: float32 or float64 in ``[0, 1)``, or int64 random bits.
     seed, offset
-        Ints, or int64 tensors of shape ``[..]``. The draws are independent of what `verify` makes of the same numbers. Rows
-        of equal seed and offset share their draw.
+        Ints, or int64 tensors of shape ``[..]``. The draws are independent of what `verify` makes of the same numbers, but
+        rows of equal seed and offset share theirs: draft i of a step takes offset + i where the offset is the length of the
+        text, and step * K + i where it counts steps.
     out
         Shape ``[..]``, int64 or int32, contiguous: written and returned.
 
@@ -293,6 +295,7 @@ def sample(
     R = tokens.numel()  # each row is a sequence without drafts
     no_drafts, accepted = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((R, 0), (R,)))
     uniform, seed, offset = (x if x is None else x.reshape(R) for x in numbers)
+    # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
     rows = no_drafts, None, probs.reshape(R, 1, probs.shape[-1])
     ops.verify(*rows, *columns, seed, offset, DRAW, None, None, 0, None, accepted, tokens.view(R), None, impl)

@@ -7,6 +7,8 @@ once, or survive no fork.
 
 import contextlib
 import functools
+import hashlib
+import inspect
 import os
 import queue
 import time
@@ -18,6 +20,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
+from . import fixed_point, rule
 from .fixed_point import scale
 from .rule import ACCEPT, UNIFORM_RANGE, philox, random_bits
 
@@ -312,7 +315,17 @@ def span(lengths, cu_drafts, b, T, K):
     return start, min(end - start, K)
 
 
-@njit(nogil=True)
+def compiled(function):
+    """Compile, and keep on disk. Numba looks for changes in this file alone, so the name carries the sources of the others."""
+    sources = "".join(inspect.getsource(module) for module in (rule, fixed_point))
+    function.__qualname__ += f"-{hashlib.sha256(sources.encode()).hexdigest()[:16]}"
+    result = njit(nogil=True)(function)
+    with contextlib.suppress(RuntimeError):  # no directory to write to: then each process compiles
+        result.enable_caching()
+    return result
+
+
+@compiled
 def verify_sequences(first, last, T, K, V_draft, V, purpose, draft_tokens, draft_probs, target_probs, uniform_accept,
                      uniform_sample, seed, offset, lengths, cu_drafts, greedy, accepted, next_token, emitted):  # fmt: skip
     """Verify sequences [first, last)."""
@@ -336,16 +349,11 @@ def verify_sequences(first, last, T, K, V_draft, V, purpose, draft_tokens, draft
             emit_sequence(tokens, n, token, -1, of(emitted, b), K + 1)
 
 
-@njit(nogil=True)
+@compiled
 def emit_sequences(B, K, pad, draft_tokens, accepted, next_token, emitted):
     for b in range(B):
         n = min(max(number(accepted, b), 0), K)
         emit_sequence(of(draft_tokens, b), n, number(next_token, b), pad, of(emitted, b), K + 1)
-
-
-with contextlib.suppress(RuntimeError):  # no directory to write to: then each process compiles
-    verify_sequences.enable_caching()
-    emit_sequences.enable_caching()
 
 
 def describe(x, layout, absent=0):

@@ -4,7 +4,16 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from .validation import INTEGERS, PROBABILITIES, require, require_device, require_dimensions, require_int, require_rows
+from .validation import (
+    INTEGERS,
+    MAX_DRAFTS,
+    PROBABILITIES,
+    require,
+    require_device,
+    require_dimensions,
+    require_int,
+    require_rows,
+)
 
 
 class Statistics(NamedTuple):
@@ -56,7 +65,7 @@ def statistics(accepted: torch.Tensor, drafted: torch.Tensor, max_drafts: int) -
     """
     (B,) = require_dimensions("accepted", accepted, INTEGERS, "[B]")
     require("drafted", drafted, INTEGERS, (B,), "[B]", accepted.device)
-    require_int("max_drafts", max_drafts, least=0)
+    require_int("max_drafts", max_drafts, 0, MAX_DRAFTS)
     position = torch.arange(max_drafts, device=accepted.device)
     drafted_at = (position < drafted[:, None]).sum(0)
     accepted_at = (position < accepted[:, None]).sum(0)
@@ -96,6 +105,7 @@ def logprobs(emitted: torch.Tensor, target_probs: torch.Tensor, cu_drafts: Optio
         require_rows("target_probs", target_probs, PROBABILITIES, (B, R), "[B, K + 1, V]")
     else:
         rows, _ = require_dimensions("target_probs", target_probs, PROBABILITIES, "[T + B, V]")
+        require_rows("target_probs", target_probs, PROBABILITIES, None, "[T + B, V]")
         require("cu_drafts", cu_drafts, INTEGERS, (B + 1,), "[B + 1]", device)
         if rows < B:
             raise ValueError(f"target_probs: expected a row or more for each of {B} sequences, got {rows}")

@@ -49,17 +49,19 @@ _library.define(
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
     " Tensor(a!) accepted, Tensor(b!) next_token, Tensor(c!)? emitted, str impl) -> ()"
 )
-_library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, int pad, Tensor(a!) emitted, str impl) -> ()")
+_library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
 
 
 def run_verify(draft_tokens, draft_probs, target_probs, *rest):
     *rest, impl = rest
     call = Call(draft_tokens, rows(draft_probs), rows(target_probs), *rest)
     implementation(target_probs.device.type, impl).verify(call)
+    torch.autograd.graph.increment_version([x for x in call[-3:] if x is not None])  # they were written behind torch's back
 
 
 def run_emit(draft_tokens, accepted, next_token, pad, emitted, impl):
     implementation(emitted.device.type, impl).emit(draft_tokens, accepted, next_token, pad, emitted)
+    torch.autograd.graph.increment_version(emitted)
 
 
 def rows(probs):

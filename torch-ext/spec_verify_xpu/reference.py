@@ -26,11 +26,8 @@ def verify(call):
         if call.cu_drafts is not None:
             starts = (start for start, _ in rule.spans(call.cu_drafts, len(drafts), call.max_drafts))
             drafts = [drafts[start : start + n] for start, n in zip(starts, accepted)]
-        K = call.max_drafts
-        padded = [
-            [*row, *[-1] * (K - len(row))] for row in drafts
-        ]  # all of a sequence's drafts that could be emitted, and more
-        write(call.emitted, rule.emit(padded, accepted, tokens))
+        rows = [rule.emit_sequence(row, n, token) for row, n, token in zip(drafts, accepted, tokens)]
+        write(call.emitted, [row + [-1] * (call.max_drafts + 1 - len(row)) for row in rows])
 
 
 def emit(draft_tokens, accepted, next_token, pad, emitted):

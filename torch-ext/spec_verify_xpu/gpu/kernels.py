@@ -135,7 +135,7 @@ def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr,
 
 
 @triton.jit
-def largest_entries(target, scratch, length, V, stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+def largest_entries(target, bests, length, V, stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
                     SEGMENT: tl.constexpr, CHUNKS: tl.constexpr):
     """Write the largest of this program's entries of each row, as `order` has it, and the first place where it is.
 
@@ -158,29 +158,29 @@ def largest_entries(target, scratch, length, V, stride_target_k, ALIGNED: tl.con
             place = tl.where(x > best, v + start, place)
             best = tl.maximum(best, x)
         top = tl.max(best)
-        words = scratch + row * 2 * programs + c
+        words = bests + row * 2 * programs + c
         tl.store(words, top.to(tl.int64))
         tl.store(words + programs, tl.min(tl.where(best == top, place, 0x7FFFFFFF)).to(tl.int64))
 
 
 @triton.jit
-def largest_of_row(scratch, row, programs, CAPACITY: tl.constexpr):
+def largest_of_row(bests, row, programs, CAPACITY: tl.constexpr):
     """The argmax of a row from what largest_entries wrote."""
     i = tl.arange(0, CAPACITY)
-    words = scratch + row * 2 * programs + i
+    words = bests + row * 2 * programs + i
     best = tl.load(words, mask=i < programs, other=-0x8000000000000000)
     place = tl.load(words + programs, mask=i < programs, other=0x7FFFFFFF).to(tl.int32)
     return tl.min(tl.where(best == tl.max(best, 0), place, 0x7FFFFFFF), 0).to(tl.int64)
 
 
 @triton.jit
-def follow_largest(tokens, scratch, length, programs, CAPACITY: tl.constexpr):
+def follow_largest(tokens, bests, length, programs, CAPACITY: tl.constexpr):
     """(accepted, next token) of a greedy sequence: how many drafts are their row's argmax, and the argmax that follows."""
     n = length * 0
-    token = largest_of_row(scratch, n, programs, CAPACITY)
+    token = largest_of_row(bests, n, programs, CAPACITY)
     while tl.load(tokens + n, mask=n < length, other=-1) == token:
         n += 1
-        token = largest_of_row(scratch, n, programs, CAPACITY)
+        token = largest_of_row(bests, n, programs, CAPACITY)
     return n.to(tl.int64), token
 
 
@@ -194,35 +194,36 @@ def write_emitted(emitted, tokens, n, next_token, pad, K, POSITIONS: tl.constexp
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "scratch", "accepted", "next_token", "emitted", "pad", "K", "T", "V_draft", "V", "chunks", "programs", "words",
+    "greedy", "scratch", "bests", "accepted", "next_token", "emitted", "pad", "K", "T", "V_draft", "V", "chunks", "programs",
     "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts,
-               greedy, scratch, K, T, V_draft, V, chunks, words, stride_draft_b, stride_draft_k, stride_target_b,
+               greedy, scratch, bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b,
                stride_target_k, FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, PURPOSE: tl.constexpr,
                POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr,
                LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(chunks / CHUNKS), 1): each program finds the refused position, and sums CHUNKS chunks of its row pair.
 
-    Without randomness every sequence is greedy, and the third dimension may be as many as K + 1.
+    Without randomness every sequence is greedy, and the third dimension may be as many as K + 1. `bests` is the scratch of
+    greedy sequences, of each row that there is.
     """
     if release is not None:
         release()
     b = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1)
-    scratch += b * words
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
+    bests += (start + b) * 2 * tl.num_programs(1)
     target_row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
     is_greedy = tl.full((), 0, tl.int1)
     if greedy is not None:
         is_greedy = tl.load(greedy + b) != 0
-    if uniform_sample is None and seed is None:
-        largest_entries(target_probs + target_row, scratch, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
+    if uniform_sample is None and seed is None:  # known to the compiler, unlike the next
+        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
     elif is_greedy:
-        largest_entries(target_probs + target_row, scratch, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
+        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
     else:
         if seed is not None:
             seed += b
@@ -234,7 +235,7 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
                                      POSITIONS)
         else:  # where every sequence has K drafts, b's are from b * K on: try that while cu_drafts is on its way
             guess = b * K
-            exist = tl.minimum(K, T - guess).to(tl.int32)
+            exist = tl.maximum(tl.minimum(K, T - guess), 0).to(tl.int32)
             n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, guess,
                                      guess * stride_draft_k, (guess + b) * stride_target_k, exist, length, V_draft, V,
                                      stride_draft_k, stride_target_k, FLOAT64_ACCEPT, POSITIONS)
@@ -246,6 +247,7 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
         if draft_probs is not None:
             draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)  # past the last draft is no row
 
+        scratch += b * (HEADER + chunks)
         chunk = c * CHUNKS + tl.arange(0, CHUNKS)
         sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
         tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
@@ -260,13 +262,13 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def locate(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, accepted, next_token, emitted, K, T,
-           V_draft, V, chunks, programs, words, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
+def locate(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, bests, accepted, next_token, emitted,
+           K, T, V_draft, V, chunks, programs, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
            stride_emitted, ALL_GREEDY: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
            LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it."""
     b = tl.program_id(0).to(tl.int64)
-    scratch += b * words
+    scratch += b * (HEADER + chunks)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     is_greedy = tl.full((), ALL_GREEDY, tl.int1)
     if greedy is not None:
@@ -279,7 +281,7 @@ def locate(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, 
     if wait is not None:
         wait()
     if is_greedy:
-        n, next_id = follow_largest(draft_tokens + start, scratch, length, programs, CAPACITY)
+        n, next_id = follow_largest(draft_tokens + start, bests + (start + b) * 2 * programs, length, programs, CAPACITY)
     else:
         n = tl.load(scratch)
         token = tl.load(scratch + 1).to(tl.int32)

@@ -47,8 +47,8 @@ def verify(call):
     chunks = ceil_div(V, config.chunk)
     programs = ceil_div(chunks, config.chunks)
     has_greedy = call.all_greedy or greedy is not None
-    words = max(HEADER.value + chunks, 2 * (K + 1) * programs if has_greedy else 0)
-    scratch = torch.empty(B * words, dtype=torch.int64, device=device)
+    scratch = torch.empty(B * (HEADER.value + chunks), dtype=torch.int64, device=device)
+    bests = torch.empty((B + tokens.numel()) * 2 * programs, dtype=torch.int64, device=device) if has_greedy else scratch
     sizes = (K, tokens.numel(), V if draft_probs is None else draft_probs.shape[-1], V, chunks)
     strides = (*row_strides(draft_probs), *row_strides(target_probs))
     aligned = is_aligned(target_probs) and (draft_probs is None or is_aligned(draft_probs))
@@ -58,9 +58,9 @@ def verify(call):
             sum_chunks, (B, programs, K + 1 if call.all_greedy else 1), device, on.keep,
             pointers=(
                 tokens, draft_probs, target_probs, *(contiguous(fields(x)) for x in uniforms), contiguous(call.seed),
-                contiguous(call.offset), lengths, cu_drafts, greedy, scratch,
+                contiguous(call.offset), lengths, cu_drafts, greedy, scratch, bests,
             ),
-            integers=(*sizes, words, *strides),
+            integers=(*sizes, *strides),
             constants=(
                 *(x is not None and x.dtype == torch.float64 for x in uniforms), call.purpose,
                 max(16, power_of_2(K)), aligned, config.chunk, config.segment(aligned), config.limbs, config.chunks,
@@ -71,10 +71,10 @@ def verify(call):
         launch(
             locate, (B, 1, 1), device, on.keep,
             pointers=(
-                tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, call.accepted, call.next_token,
+                tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, bests, call.accepted, call.next_token,
                 call.emitted,
             ),
-            integers=(*sizes, programs, words, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
+            integers=(*sizes, programs, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
             constants=(
                 call.all_greedy, max(16, power_of_2(K + 1)), aligned, config.chunk, config.limbs, max(128, power_of_2(chunks)),
             ),
