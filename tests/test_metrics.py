@@ -38,6 +38,8 @@ def test_statistics_add_up(device):
     for total in (parts[0] + parts[1], sum(parts)):
         assert isinstance(total, sv.Statistics)
         assert all(map(torch.equal, total, sv.statistics(*torch.cat(steps, 1), max_drafts=3)))
+    with pytest.raises(ValueError, match="expected Statistics of the same max_drafts, got 3 and 1"):
+        parts[0] + sv.statistics(*steps[1], max_drafts=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

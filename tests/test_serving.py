@@ -439,6 +439,8 @@ def test_emit(B, K, ids, impl, device):
         out = framed[:, 1:-1]
         assert sv.emit(*on_device, pad, out=out, impl=impl) is out
         assert torch.equal(out.cpu(), expected.to(out.dtype)) and (framed[:, [0, -1]] == 77).all()
+    wide = torch.empty(B, K + 1, dtype=torch.int64, device=device)  # for a padding that the ids' dtype may not hold
+    assert sv.emit(*on_device, 2**40, out=wide, impl=impl).tolist() == rule.emit(drafts, accepted, next_token, 2**40)
     far = [on_device[0], torch.tensor([2**62, -(2**62), 2**32, 1, 2**63 - 1, -(2**63)], device=device)[:B], on_device[2]]
     assert sv.emit(*far, impl=impl).tolist() == rule.emit(*(x.cpu() for x in far))
 

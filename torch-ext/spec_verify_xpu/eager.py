@@ -108,8 +108,8 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
     K = draft_tokens.shape[1]
     position = torch.arange(K + 1, device=emitted.device)
     end = accepted.clamp(0, K)[:, None]
-    drafts = torch.nn.functional.pad(draft_tokens, (0, 1))
-    emitted.copy_(torch.where(position < end, drafts, torch.where(position == end, next_token[:, None], pad)))
+    drafts = torch.nn.functional.pad(draft_tokens.long(), (0, 1))
+    emitted.copy_(torch.where(position < end, drafts, torch.where(position == end, next_token[:, None].long(), pad)))
 
 
 def within(index, x):

@@ -30,6 +30,9 @@ class Statistics(NamedTuple):
     accepted_at: torch.Tensor
 
     def __add__(self, other):
+        K, other_K = len(self.drafted_at), len(other.drafted_at)
+        if K != other_K:
+            raise ValueError(f"expected Statistics of the same max_drafts, got {K} and {other_K}")
         return Statistics(*map(torch.add, self, other))
 
     def __radd__(self, other):
