@@ -8,10 +8,10 @@ from .ops import ops, require_implementation
 from .rule import DRAW, SAMPLE
 from .validation import (
     PROBABILITIES,
+    SCORES,
     require_rows,
     validate_dense,
     validate_emit,
-    validate_greedy,
     validate_mask,
     validate_outputs,
     validate_ragged,
@@ -122,10 +122,7 @@ def verify(
     """
     B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
     device = target_probs.device
-    uniforms = {
-        "uniform_accept": (uniform_accept, (B, K), "[B, K]"),
-        "uniform_sample": (uniform_sample, (B, K + 1), "[B, K + 1]"),
-    }
+    uniforms = dense_uniforms(uniform_accept, uniform_sample, B, K)
     randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", device)
     validate_mask(greedy, B, device)
     result = result_of(out, emitted, dtype, B, K, device)
@@ -236,7 +233,7 @@ def verify_greedy(
     >>> sv.verify_greedy(torch.tensor([[1, 0]]), torch.tensor([[[0.0, 2.0], [0.0, 1.0], [1.0, 1.0]]]))
     VerifyResult(accepted=tensor([1]), next_token=tensor([1]))
     """
-    B, K = validate_greedy(draft_tokens, target, lengths)
+    B, K = validate_dense(draft_tokens, None, target, lengths, "target", SCORES)
     result = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
@@ -347,6 +344,14 @@ def emit(
     return tokens
 
 
+def dense_uniforms(uniform_accept, uniform_sample, B, K):
+    """What `verify` and `check` ask of their uniforms, as randomness_of takes it."""
+    return {
+        "uniform_accept": (uniform_accept, (B, K), "[B, K]"),
+        "uniform_sample": (uniform_sample, (B, K + 1), "[B, K + 1]"),
+    }
+
+
 def randomness_of(uniforms, seed, offset, generator, leading, meaning, device):
     """The operator's randomness: each of the uniforms {name: (tensor, shape, meaning)}, then seed and offset [leading].
 
@@ -400,10 +405,7 @@ def check(
         As `verify`, and ValueError with the index of the first row that is wrong.
     """
     B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
-    uniforms = {
-        "uniform_accept": (uniform_accept, (B, K), "[B, K]"),
-        "uniform_sample": (uniform_sample, (B, K + 1), "[B, K + 1]"),
-    }
+    uniforms = dense_uniforms(uniform_accept, uniform_sample, B, K)
     validate_randomness(uniforms, None, None, None, (B,), "[B]", target_probs.device)
     counted = torch.full((B,), K, device=target_probs.device) if lengths is None else lengths.clamp(0, K)
     for name, probs, rows in (("draft_probs", draft_probs, counted), ("target_probs", target_probs, counted + 1)):

@@ -22,7 +22,7 @@ from numba.extending import intrinsic, register_jitable
 
 from . import fixed_point, rule
 from .fixed_point import scale
-from .rule import ACCEPT, UNIFORM_RANGE, philox, random_bits
+from .rule import ACCEPT, LOW_63, UNIFORM_RANGE, philox, random_bits
 
 BLOCK = 512  # entries of a row that are summed before they are searched; the sums of their limbs fit 32 bits
 # Entries of row pairs that are worth a thread: some 60 us of work, and 10 us to hand it over. A row of which only the argmax
@@ -30,7 +30,7 @@ BLOCK = 512  # entries of a row that are summed before they are searched; the su
 GRAIN = 2**17
 
 LIMB, ZERO, ONE = np.float32(2**22), np.float32(0), np.float32(1)
-BITS, UNIFORM_SCALE = UNIFORM_RANGE - 1, float(UNIFORM_RANGE)
+UNIFORM_SCALE = float(UNIFORM_RANGE)
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool
 # Typed numbers: a literal would be part of a tuple's type, and compile functions once more. The last three stand where
@@ -86,7 +86,7 @@ def load_bits(uniforms, i, purpose):
         return random_bits(seed, offset, i, purpose)
     address, dtype = at(uniforms, i)
     if dtype == INT64:
-        return carray(pointer(address), 1, np.int64)[0] & BITS
+        return carray(pointer(address), 1, np.int64)[0] & LOW_63
     if dtype == FLOAT32:
         u, largest = np.float64(carray(pointer(address), 1, np.float32)[0]), 1 - 2.0**-24
     else:

@@ -21,7 +21,7 @@ def verify(call):
         length = K if call.lengths is None else call.lengths[:, None]
     else:
         names = "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample"
-        call = call._replace(**{name: x[None] for name, x in zip(names, map(call._asdict().get, names)) if x is not None})
+        call = call._replace(**{name: x[None] for name in names if (x := getattr(call, name)) is not None})
         T = call.draft_tokens.shape[1]
         K = min(K, T)
         offsets = call.cu_drafts.long().clamp(0, T)[:, None]

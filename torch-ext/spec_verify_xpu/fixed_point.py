@@ -2,9 +2,9 @@
 
 import torch
 
-from .rule import ONE, UNIFORM_RANGE
+from .rule import LOW_32, LOW_63, ONE, UNIFORM_RANGE
 
-LOW_31, LOW_32 = 2**31 - 1, 2**32 - 1
+LOW_31 = 2**31 - 1
 FIELDS = {  # a float's fields as an integer: those of infinity, and the integer's dtype
     torch.float16: (0x7C00, torch.int16),
     torch.bfloat16: (0x7F80, torch.int16),
@@ -26,7 +26,7 @@ def fixed(x):
 def bits(u):
     """Uniforms (int64 random bits, float32, float64) as 63 bits in int64."""
     if u.dtype == torch.int64:
-        return u & (UNIFORM_RANGE - 1)
+        return u & LOW_63
     if u.dtype == torch.float32:
         u = torch.nan_to_num(u, nan=0.0, posinf=1.0, neginf=0.0)
         return u.clamp_(0, 1 - 2**-24).mul_(float(UNIFORM_RANGE)).long()

@@ -82,11 +82,11 @@ def require_dense_tokens(draft_tokens):
     return B, K
 
 
-def validate_dense(draft_tokens, draft_probs, target_probs, lengths):
-    """Returns B and K."""
+def validate_dense(draft_tokens, draft_probs, target, lengths, name="target_probs", dtypes=PROBABILITIES):
+    """Returns B and K. The target's argument has the name and dtypes that are given."""
     B, K = require_dense_tokens(draft_tokens)
-    require_rows("target_probs", target_probs, PROBABILITIES, (B, K + 1), "[B, K + 1, V]")
-    device = target_probs.device
+    require_rows(name, target, dtypes, (B, K + 1), "[B, K + 1, V]")
+    device = target.device
     require_device("draft_tokens", draft_tokens, device)
     if draft_probs is not None:
         require_rows("draft_probs", draft_probs, PROBABILITIES, (B, K), "[B, K, V]")
@@ -112,16 +112,6 @@ def validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_draf
         require_rows("draft_probs", draft_probs, PROBABILITIES, (T,), "[T, V]")
         require_device("draft_probs", draft_probs, device)
     return T, B
-
-
-def validate_greedy(draft_tokens, target, lengths):
-    """Returns B and K."""
-    B, K = require_dense_tokens(draft_tokens)
-    require_rows("target", target, SCORES, (B, K + 1), "[B, K + 1, V]")
-    require_device("draft_tokens", draft_tokens, target.device)
-    if lengths is not None:
-        require("lengths", lengths, INTEGERS, (B,), "[B]", target.device)
-    return B, K
 
 
 def validate_mask(greedy, B, device):
