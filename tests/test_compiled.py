@@ -23,3 +23,4 @@ def test_compiles(target, tmp_path):
     assert {kernel["kernel"] for kernel in kernels} == {"sum_chunks", "locate", "write_tokens"}
     assert len(kernels) > 20
     assert all(kernel["fp64"] == kernel["atomics"] == 0 for kernel in kernels), kernels
+    assert all(kernel.get("called_as_known", True) for kernel in kernels), kernels

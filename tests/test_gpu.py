@@ -1,9 +1,12 @@
 """What only a GPU can show: capture, no waiting, streams, the launch's device, the hub variant. `make test-gpu`."""
 
+import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -203,17 +206,199 @@ assert torch.equal(torch.stack(sv.verify(*inputs)), torch.stack(sv.verify(*input
     assert result.returncode == 0, result.stderr
 
 
-def test_kept_kernels_are_run_as_triton_runs_them(device):
-    """By its own launch and by the kept handle: the same, also after other shapes and dtypes."""
+@pytest.fixture
+def keeps_launches(device, monkeypatch):
+    """Nothing is known or kept yet, on a device where launches are kept."""
     handles = pytest.importorskip("spec_verify_xpu.gpu.handles")
-    if not handles.keeps_handles(device):
-        pytest.skip("this Triton's handles are not known on this device")
-    handles.compiled_kernels.clear()
-    shapes = [(5, 4096, torch.float32), (3, 4095, torch.float32), (17, 100, torch.bfloat16), (0, 64, torch.float32)]
-    batches = [random_batch(5, K, V, dtype=dtype, seed=V).to(device) for K, V, dtype in shapes]
-    first = [torch.stack(batch.verify("triton")) for batch in batches]
-    kept = len(handles.compiled_kernels)
-    again = [torch.stack(batch.verify("triton")) for batch in batches]
-    assert len(handles.compiled_kernels) == kept > 0
-    assert all(map(torch.equal, first, again))
-    assert all(torch.equal(x, torch.stack(batch.verify("eager"))) for x, batch in zip(first, batches))
+    if not handles.keeps_launches(device):
+        pytest.skip("how this Triton launches on this device is not known")
+    monkeypatch.setattr(sv.repeats, "known", {})
+    monkeypatch.setattr(handles, "kept_launches", kept := {})
+    monkeypatch.setattr(sys.modules["spec_verify_xpu.gpu.launch"], "kept_launches", kept)
+    return kept
+
+
+@pytest.fixture
+def dispatched(monkeypatch):
+    """A list that grows with each call that goes through the operator."""
+    calls, verify = [], sv.ops.run_verify
+    monkeypatch.setattr(sv.api, "ops", SimpleNamespace(verify=lambda *x: calls.append(x) or verify(*x), emit=sv.ops.ops.emit))
+    return calls
+
+
+def serving_calls(device):
+    """{name: (function, arguments, options)}: every set of tensors that a repeated call may bring."""
+    batch = random_batch(6, 4, 4096, dtype=torch.bfloat16, tokens=torch.int32).to(device)
+    odd = random_batch(6, 4, 4095).to(device)
+    dense, flat = batch[:5], [x.flatten(0, 1) for x in batch[:3]]
+    ends, numbers = (torch.arange(7) * 4).to(device), torch.arange(6, device=device)
+    seeds = {"seed": numbers, "offset": numbers + 9}
+
+    def integers(*shape):
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    return {
+        "dense": (sv.verify, dense, {}),
+        "odd": (sv.verify, odd[:5], {"dtype": torch.int32}),
+        "one_hot": (sv.verify, (dense[0], None, *dense[2:]), {"lengths": numbers % 5}),
+        "out": (sv.verify, dense, {"out": (integers(6), integers(6))}),
+        "emitted": (sv.verify, dense[:3], {**seeds, "emitted": integers(6, 5)}),
+        "ragged": (sv.verify_varlen, (*flat, ends, 4), seeds),
+        "all": (
+            sv.verify_varlen,
+            (*flat, ends, 4),
+            {**seeds, "greedy": numbers % 2 == 0, "emitted": integers(6, 5), "out": (integers(6), integers(6))},
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["dense", "odd", "one_hot", "out", "emitted", "ragged", "all"])
+def test_a_repeated_call_is_only_launched(name, device, keeps_launches, dispatched):
+    """The first of a layout goes through the operator, the next do not, and they see what the tensors hold then."""
+    function, arguments, options = serving_calls(device)[name]
+    expected = function(*arguments, **{**options, "out": None, "emitted": None}, impl="eager")
+    versions = [x._version for x in options.get("out", ())]
+    for _ in range(3):
+        for x in [*options.get("out", ()), options.get("emitted", arguments[0].clone())]:
+            x.fill_(-7)
+        result = function(*arguments, **options)
+        assert [x.tolist() for x in result] == [x.tolist() for x in expected]
+        dtype = options["out"][0].dtype if "out" in options else options.get("dtype", torch.int64)
+        assert {x.dtype for x in result} == {dtype}
+        if "emitted" in options:
+            drafts = arguments[0].view(6, 4)
+            assert torch.equal(options["emitted"], sv.emit(drafts, *expected, impl="eager").to(torch.int32))
+        assert len(dispatched) == 2  # the first, and eager's
+    assert all(x._version > before for x, before in zip(options.get("out", ()), versions))
+    arguments[2][:] = arguments[2].flip(-1)
+    expected = function(*arguments, **{**options, "out": None, "emitted": None}, impl="eager")
+    assert [x.tolist() for x in function(*arguments, **options)] == [x.tolist() for x in expected]
+    assert len(dispatched) == 3
+
+
+def test_a_call_that_only_looks_alike_goes_the_whole_way(device, keeps_launches, dispatched):
+    """Other strides, addresses, dtypes, options or kinds of tensors than those of the call that is known."""
+    batch = random_batch(3, 4, 4096).to(device)
+    expected = [x.tolist() for x in batch.verify("eager")]
+    tokens, target = batch.draft_tokens, batch.target_probs
+    wide = torch.empty(3, 5, 4112, device=device)
+    wide[..., :4096] = target
+    moved = torch.empty(target.numel() + 1, device=device)[1:].view(3, 5, 4096)  # off its alignment
+    moved.copy_(target)
+
+    class Subclass(torch.Tensor):
+        pass
+
+    with torch.inference_mode():
+        inference = target.clone()
+    alike = {
+        "strides": {"target_probs": wide[..., :4096]},
+        "address": {"target_probs": moved},
+        "tokens": {"draft_tokens": tokens.int()},
+        "grad": {"target_probs": target.clone().requires_grad_()},
+        "subclass": {"target_probs": target.as_subclass(Subclass)},
+        "inference": {"target_probs": inference},
+        "dtype": {"dtype": torch.int32},
+        "lengths": {"lengths": torch.full((3,), 4, device=device)},
+        "generator": {"generator": torch.Generator(device)},
+    }
+    inputs = dict(zip(batch._fields, batch[:5]))
+    for change in alike.values():
+        sv.repeats.known.clear()
+        sv.verify(**inputs)
+        before = len(dispatched)
+        result = sv.verify(**{**inputs, **change})
+        assert len(dispatched) == before + 1, change.keys()
+        assert [x.tolist() for x in result] == expected
+        assert [x.tolist() for x in sv.verify(**inputs)] == expected
+
+
+def test_a_dispatch_mode_sees_every_call(device, keeps_launches):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    batch = random_batch(3, 4, 64).to(device)
+    for known in (False, True):  # known after the first round, in which the mode was on as well
+        for _ in range(2):
+            with Mode():
+                batch.verify("triton")
+        assert sum("verify" in name for name in seen) == 2 + 2 * known
+        batch.verify("triton")
+        batch.verify("triton")
+
+
+def test_repeated_calls_of_many_threads(device, keeps_launches):
+    """Each on a stream of its own, and with rows of its own in tensors laid out alike; threads that never used the GPU."""
+    batches = [random_batch(8, 5, 1024, seed=s).to(device) for s in range(8)]
+    expected = [torch.stack(batch.verify("triton")) for batch in batches]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def serve(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [torch.stack(batches[i].verify("triton")) for _ in range(300)]
+            torch.cuda.current_stream().synchronize()
+        wrong.extend(i for x in results if not torch.equal(x, expected[i]))
+
+    threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(sv.repeats.known) == 1
+
+
+def test_a_launch_that_fails_says_so(device, keeps_launches):
+    batch = random_batch(3, 4, 64).to(device)
+    batch.verify("triton")
+    (kept,) = keeps_launches.values()
+    settings, _ = kept.launches[0]
+    grid, settings.grid[1] = settings.grid[1], 2**31 - 1  # more than a grid may have
+    with pytest.raises(RuntimeError, match="could not launch"):
+        batch.verify("triton")
+    settings.grid[1] = grid
+    assert [x.tolist() for x in batch.verify("triton")] == [x.tolist() for x in batch.by_rule()]
+
+
+def test_where_launches_are_not_kept_triton_launches(device, keeps_launches, monkeypatch):
+    launch = sys.modules["spec_verify_xpu.gpu.launch"]
+    facts = dataclasses.replace(launch.device_facts(torch.empty(0, device=device).device), keeps=False)
+    monkeypatch.setattr(launch, "device_facts", lambda device: facts)
+    batch = random_batch(3, 4, 64).to(device)
+    for _ in range(2):
+        assert [x.tolist() for x in batch.verify("triton")] == [x.tolist() for x in batch.by_rule()]
+    assert not keeps_launches and not sv.repeats.known
+
+
+def test_nothing_is_compiled_twice(device, keeps_launches):
+    """warmup, then 200 shapes, odd vocabularies and rows that are not aligned among them: 8 kernels in all, and none late.
+
+    In a process of its own, where nothing is compiled yet.
+    """
+    code = f"""
+import random
+import torch
+import spec_verify_xpu as sv
+from spec_verify_xpu.gpu.kernels import locate, sum_chunks
+
+def compiled():
+    return sum(len(cache[0]) for kernel in (sum_chunks, locate) for cache in kernel.device_caches.values())
+
+print("seconds:", sv.warmup("{device}", uniforms=torch.float32))
+warm, r = compiled(), random.Random(0)
+for i in range(200):
+    B, K, V = r.choice([1, 2, 7, 33]), r.randint(1, 16), r.choice([r.randint(1, 2**19 - 1), 16 * r.randint(1, 2**15 - 1)])
+    shift = i % 3 == 0  # rows off their alignment
+    draft, target = (torch.rand(B * n * V + 1, device="{device}")[shift:][: B * n * V].view(B, n, V) for n in (K, K + 1))
+    uniforms = (torch.rand(B, n, device="{device}") for n in (K, K + 1))
+    sv.verify(torch.randint(V, (B, K), device="{device}"), draft, target, *uniforms)
+assert compiled() == warm <= 8, (warm, compiled())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

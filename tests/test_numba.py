@@ -50,7 +50,7 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     result = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.int64)
     uniforms = uniform_accept, uniform_sample
     rest = None, None, rule.SAMPLE, lengths, None, K, None
-    compiled_cpu.verify(Call(draft_tokens, draft_probs, target_probs, *uniforms, *rest, *result, None))
+    compiled_cpu.verify(Call(draft_tokens, draft_probs, target_probs, *uniforms, *rest, None, *result))
     return result
 
 
@@ -265,7 +265,7 @@ def test_every_function_of_hostile_content(dtype):
 
 def test_one_signature_serves_all():
     """A hundred shapes, strides, dtypes and absent arguments of every function after the warm-up: nothing compiles."""
-    assert compiled_cpu.warmup() > 0
+    assert sv.warmup("cpu", impl="numba") > 0
     for i in range(100):
         B, K, V = i % 11, i % 7, 1 + 13 * i
         dtype, uniform, tokens = PROBABILITY_DTYPES[i % 3], UNIFORM_DTYPES[i // 3 % 3], TOKEN_DTYPES[i % 2]

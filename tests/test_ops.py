@@ -44,8 +44,8 @@ def test_opcheck(batch, ragged, chance, given, impl, device):
         ops.verify.default,
         (
             source.draft_tokens, source.draft_probs if given else None, source.target_probs, accept, sample, *seeds, SAMPLE,
-            lengths, source.cu_drafts if ragged else None, 4, greedy, *outputs,
-            torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, impl,
+            lengths, source.cu_drafts if ragged else None, 4, greedy,
+            torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, *outputs, impl,
         ),
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_opcheck_of_the_others(batch, impl, device):
     """`sample` as it calls the operator, and `emit`."""
     none, *outputs, seeds = (torch.zeros(n, dtype=torch.int64, device=device) for n in ((3, 0), 3, 3, 3))
     rows = none, None, batch.target_probs[:, :1]
-    arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, *outputs, None, impl)
+    arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, None, *outputs, impl)
     torch.library.opcheck(ops.verify.default, arguments)
     torch.library.opcheck(ops.emit.default, (batch.draft_tokens, *outputs, -1, torch.zeros_like(batch.uniform_sample), impl))
 

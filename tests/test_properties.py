@@ -82,8 +82,9 @@ def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monk
     config = pytest.importorskip("spec_verify_xpu.gpu.config")
     batch = random_batch(4, 3, 608 if aligned else 601).to(device)  # a part of a chunk at the end of each
     whole = torch.stack(batch.verify("eager"))
-    tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2)
-    monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda B, V, threads: tiles)
+    tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2, sums=(128, 1024))
+    monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda *_: tiles)
+    monkeypatch.setattr(sv.repeats, "known", {})  # which were planned for other tiles
     assert torch.equal(torch.stack(batch.verify("triton")), whole)
 
 
@@ -167,12 +168,27 @@ def test_chi_square_catches_a_wrong_rule():
         (16, 32000, 768, "XPU"),  # 1,008 fill it
         (1, 151936, 768, "XPU"),  # 1,187 short chunks are more sums than one search should hold
         (8, 32000, 8192, "XPU_FEW_ROWS"),  # a large GPU
-        (1, 128256, 2112, "CUDA_ONE_ROW"),  # an H200: 251 chunks
-        (8, 128256, 2112, "CUDA_FEW_ROWS"),
-        (64, 128256, 2112, "CUDA"),
-        (64, 151936, 2112, "CUDA_WIDE"),
+        (1, 128256, 2112, "CUDA"),  # an H200: 501 sums of 256
+        (64, 151936, 2112, "CUDA_WIDE"),  # 297 sums of 512, where 256 would make 594
+        (64, 128257, 2112, "CUDA_WIDE"),  # rows that are not aligned have one configuration
     ],
 )
 def test_configuration(B, V, threads, name):
     config = pytest.importorskip("spec_verify_xpu.gpu.config")
-    assert config.CONFIGURATIONS[name.split("_")[0].lower()](B, V, threads) is getattr(config, name)
+    configuration = config.CONFIGURATIONS[name.split("_")[0].lower()]
+    assert configuration(B, V, V % 16 == 0, threads) is getattr(config, name)
+
+
+def test_few_kernels_serve_every_shape():
+    """On NVIDIA 8 for one set of dtypes, which warmup compiles; test_gpu counts them. K comes in from 32 drafts on."""
+    config = pytest.importorskip("spec_verify_xpu.gpu.config")
+    warm = config.variants("cuda", threads=2112)
+    assert len(warm) + len({(x, aligned) for x, aligned, _ in warm}) == 8  # locate's and sum_chunks'
+    g = torch.Generator().manual_seed(0)
+    vocabularies = torch.randint(1, 2**19, (200,), generator=g)
+    vocabularies[::2] -= vocabularies[::2] % 16
+    for V in filter(None, vocabularies.tolist()):
+        for aligned in {V % 16 == 0, False}:
+            x = config.for_cuda(1, V, aligned, 2112)
+            taken = x, aligned, x.capacity(-(-V // x.chunk))
+            assert taken in warm and taken in config.variants("cuda", 2112, V)

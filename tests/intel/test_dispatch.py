@@ -50,14 +50,14 @@ def test_launches_on_the_tensors_device(iris_xe, monkeypatch, B, chunk, programs
 
     for name in ("sum_chunks", "locate"):
         monkeypatch.setattr(launch, name, Kernel(name))
-    monkeypatch.setattr(launch, "is_aligned", lambda probs: True)  # a fake tensor has no address
+    monkeypatch.setattr(launch, "is_aligned", lambda call: True)  # a fake tensor has no address
     with FakeTensorMode():
         draft, target = (torch.empty(B, k, 32000, device=XPU) for k in (5, 6))
         uniforms = [torch.empty(B, k, dtype=torch.int64, device=XPU) for k in (5, 6)]
         tokens = torch.empty(B, 5, dtype=torch.int64, device=XPU)
         accepted, next_token = (torch.empty(B, dtype=torch.int64, device=XPU) for _ in range(2))
         launch.verify(
-            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, accepted, next_token, None)
+            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, None, accepted, next_token)
         )
     assert iris_xe == [XPU, None]
     assert [(name, grid, device) for name, grid, device, *_ in calls] == [

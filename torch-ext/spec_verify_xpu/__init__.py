@@ -1,6 +1,6 @@
 """Exact verification of speculative drafts on Intel, NVIDIA and AMD GPUs and on the CPU. The rule is in rule.py."""
 
-from .api import VerifyResult, check, emit, sample, verify, verify_greedy, verify_varlen
+from .api import VerifyResult, check, emit, sample, verify, verify_greedy, verify_varlen, warmup
 from .metrics import Statistics, logprobs, statistics
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "verify",
     "verify_greedy",
     "verify_varlen",
+    "warmup",
 ]
 __version__ = "1.0.0"

@@ -1,14 +1,18 @@
 """The public functions: what a user calls, checked before anything runs."""
 
-from typing import NamedTuple, Optional, Union
+import time
+from typing import Optional, Union
 
 import torch
+from torch.compiler import is_compiling
 
-from .ops import ops, require_implementation
-from .rule import DRAW, SAMPLE
+from .ops import Call, VerifyResult, implementation, ops, require_implementation
+from .repeats import remember, repeat
+from .rule import DRAW, MAX_VOCABULARY, SAMPLE
 from .validation import (
     PROBABILITIES,
     SCORES,
+    require_int,
     require_rows,
     validate_dense,
     validate_emit,
@@ -19,12 +23,7 @@ from .validation import (
     validate_tokens_out,
 )
 
-
-class VerifyResult(NamedTuple):
-    """accepted [B], how many drafts stand, in [0, K]; next_token [B], the token that follows them."""
-
-    accepted: torch.Tensor
-    next_token: torch.Tensor
+NEITHER = None, None
 
 
 def verify(
@@ -120,16 +119,13 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
-    device = target_probs.device
-    uniforms = dense_uniforms(uniform_accept, uniform_sample, B, K)
-    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", device)
-    validate_mask(greedy, B, device)
-    result = result_of(out, emitted, dtype, B, K, device)
-    require_implementation(impl)
-    rows = draft_tokens, draft_probs, target_probs
-    ops.verify(*rows, *randomness, SAMPLE, lengths, None, K, greedy, *result, emitted, impl)
-    return result
+    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy)
+    outputs = emitted, *(out if type(out) is tuple else NEITHER)
+    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *outputs, dtype, impl, None
+    if generator is None and not is_compiling() and (result := repeat(arguments)):
+        return result
+    call = dense_call(arguments[:10], generator, dtype, out, emitted, impl)
+    return run(call, impl, arguments)
 
 
 def verify_varlen(
@@ -188,19 +184,13 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
-    T, B = validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts)
-    device = target_probs.device
-    uniforms = {
-        "uniform_accept": (uniform_accept, (T,), "[T]"),
-        "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
-    }
-    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", device)
-    validate_mask(greedy, B, device)
-    result = result_of(out, emitted, dtype, B, max_drafts, device)
-    require_implementation(impl)
-    rows = draft_tokens, draft_probs, target_probs
-    ops.verify(*rows, *randomness, SAMPLE, None, cu_drafts, max_drafts, greedy, *result, emitted, impl)
-    return result
+    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy)
+    outputs = emitted, *(out if type(out) is tuple else NEITHER)
+    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *outputs, dtype, impl, max_drafts
+    if generator is None and not is_compiling() and (result := repeat(arguments)):
+        return result
+    call = ragged_call(arguments[:10], max_drafts, generator, dtype, out, emitted, impl)
+    return run(call, impl, arguments)
 
 
 def verify_greedy(
@@ -237,8 +227,8 @@ def verify_greedy(
     result = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
-    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, *result, emitted, impl)
-    return result
+    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, emitted, *result, impl)
+    return VerifyResult(*result)
 
 
 def sample(
@@ -295,7 +285,7 @@ def sample(
     # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
     rows = no_drafts, None, probs.reshape(R, 1, probs.shape[-1])
-    ops.verify(*rows, *columns, seed, offset, DRAW, None, None, 0, None, accepted, tokens.view(R), None, impl)
+    ops.verify(*rows, *columns, seed, offset, DRAW, None, None, 0, None, None, accepted, tokens.view(R), impl)
     return tokens
 
 
@@ -344,6 +334,114 @@ def emit(
     return tokens
 
 
+def warmup(
+    device: Union[str, torch.device],
+    *,
+    draft_tokens: torch.dtype = torch.int64,
+    draft_probs: Optional[torch.dtype] = torch.float32,
+    target_probs: torch.dtype = torch.float32,
+    uniforms: Optional[torch.dtype] = None,
+    seed: bool = False,
+    lengths: Optional[torch.dtype] = None,
+    cu_drafts: Optional[torch.dtype] = None,
+    greedy: bool = False,
+    emitted: Optional[torch.dtype] = None,
+    dtype: torch.dtype = torch.int64,
+    vocabulary: Optional[int] = None,
+    impl: str = "auto",
+) -> float:
+    """Compile ahead of the first request, or load what an earlier process compiled: all that calls of these dtypes need.
+
+    They then compile nothing, whatever the batch, the number of drafts up to 31, and the vocabulary. Compiled for NVIDIA are
+    8 kernels at most. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each tensor that calls
+    bring, None or False for what they leave out.
+
+    Parameters
+    ----------
+    device
+        Where calls will run.
+    uniforms
+        The dtype of both uniforms. None: they are drawn in the call.
+    seed
+        Whether calls bring seeds in place of uniforms.
+    cu_drafts
+        Its dtype for calls of `verify_varlen`, None for those of `verify`.
+    vocabulary
+        V, where it is known: what other vocabularies need is left out. None: any.
+
+    Returns
+    -------
+    float
+        The seconds that it took.
+
+    Examples
+    --------
+    >>> import spec_verify_xpu as sv
+    >>> sv.warmup("cpu", impl="eager") < 1  # which has nothing to compile
+    True
+    """
+    start = time.perf_counter()
+    if vocabulary is not None:
+        require_int("vocabulary", vocabulary, 1, MAX_VOCABULARY)
+
+    def tensor(dtype, *shape):
+        return None if dtype is None else torch.zeros(shape, dtype=dtype, device=device)
+
+    sizes = (1,) if cu_drafts else (1, 1)  # one sequence of one draft, with as many rows as make 16 bytes in any dtype
+    last = [*sizes[:-1], 2]
+    inputs = (
+        *(tensor(draft_tokens, *sizes), tensor(draft_probs, *sizes, 16), tensor(target_probs, *last, 16)),
+        *(tensor(None if seed else uniforms, *sizes), tensor(None if seed else uniforms, *last)),
+        *(tensor(torch.int64 if seed else None, 1), tensor(torch.int64 if seed else None, 1)),
+        *(tensor(lengths, 1), tensor(cu_drafts, 2), tensor(torch.bool if greedy else None, 1)),
+    )
+    more = None, dtype, None, tensor(emitted, 1, 2), impl
+    call = ragged_call(inputs, 1, *more) if cu_drafts else dense_call(inputs, *more)
+    module = implementation(call.accepted.device.type, impl)
+    if hasattr(module, "warmup"):
+        module.warmup(call, vocabulary)
+    if call.accepted.device.type != "cpu":
+        torch.get_device_module(call.accepted.device).synchronize(call.accepted.device)
+    return time.perf_counter() - start
+
+
+def dense_call(inputs, generator, dtype, out, emitted, impl):
+    """`verify`'s arguments, validated. inputs are the first fields of ops.Call, without its numbers."""
+    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, _, greedy = inputs
+    B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
+    uniforms = dense_uniforms(uniform_accept, uniform_sample, B, K)
+    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target_probs.device)
+    validate_mask(greedy, B, target_probs.device)
+    accepted, next_token = result_of(out, emitted, dtype, B, K, target_probs.device)
+    require_implementation(impl)
+    rows = draft_tokens, draft_probs, target_probs
+    return Call(*rows, *randomness, SAMPLE, lengths, None, K, greedy, emitted, accepted, next_token)
+
+
+def ragged_call(inputs, max_drafts, generator, dtype, out, emitted, impl):
+    """`verify_varlen`'s arguments, validated. inputs as above."""
+    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, _, cu_drafts, greedy = inputs
+    T, B = validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts)
+    uniforms = {
+        "uniform_accept": (uniform_accept, (T,), "[T]"),
+        "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
+    }
+    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target_probs.device)
+    validate_mask(greedy, B, target_probs.device)
+    accepted, next_token = result_of(out, emitted, dtype, B, max_drafts, target_probs.device)
+    require_implementation(impl)
+    rows = draft_tokens, draft_probs, target_probs
+    return Call(*rows, *randomness, SAMPLE, None, cu_drafts, max_drafts, greedy, emitted, accepted, next_token)
+
+
+def run(call, impl, arguments):
+    """Run a validated call, and make the next one of this layout cheap."""
+    ops.verify(*call, impl)
+    if not is_compiling():
+        remember(arguments, call, impl)
+    return VerifyResult(call.accepted, call.next_token)
+
+
 def dense_uniforms(uniform_accept, uniform_sample, B, K):
     """What `verify` and `check` ask of their uniforms, as randomness_of takes it."""
     return {
@@ -377,11 +475,9 @@ def random_bits(shape, device, generator):
 
 
 def result_of(out, emitted, dtype, B, K, device):
-    """What a verification is to write, [B] each: the caller's tensors, or new ones."""
+    """accepted and next_token, to be written: the caller's tensors, or new ones."""
     validate_outputs(out, emitted, dtype, B, K, device)
-    if out is None:
-        out = [torch.empty(B, dtype=dtype, device=device) for _ in range(2)]
-    return VerifyResult(*out)
+    return [torch.empty(B, dtype=dtype, device=device) for _ in range(2)] if out is None else out
 
 
 def check(

@@ -15,6 +15,13 @@ from ._ops import add_op_namespace_prefix, ops
 IMPLEMENTATIONS = ("auto", "triton", "numba", "eager", "reference")
 
 
+class VerifyResult(NamedTuple):
+    """accepted [B], how many drafts stand, in [0, K]; next_token [B], the token that follows them."""
+
+    accepted: torch.Tensor
+    next_token: torch.Tensor
+
+
 class Call(NamedTuple):
     """What an implementation's `verify` gets, validated. B sequences of at most K = max_drafts drafts, R = K + 1 rows each.
 
@@ -34,20 +41,24 @@ class Call(NamedTuple):
     cu_drafts: Optional[torch.Tensor]
     max_drafts: int
     greedy: Optional[torch.Tensor]
-    accepted: torch.Tensor  # to be written, as the two below
+    emitted: Optional[torch.Tensor]  # [B, R], to be written, as the two below
+    accepted: torch.Tensor
     next_token: torch.Tensor
-    emitted: Optional[torch.Tensor]  # [B, R]
 
     @property
     def all_greedy(self):
         return self.uniform_accept is None and self.seed is None
+
+    def tensors(self):
+        """{name: tensor or None}"""
+        return {name: x for name, x in zip(self._fields, self) if name not in ("purpose", "max_drafts")}
 
 
 _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
     "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
-    " Tensor(a!) accepted, Tensor(b!) next_token, Tensor(c!)? emitted, str impl) -> ()"
+    " Tensor(a!)? emitted, Tensor(b!) accepted, Tensor(c!) next_token, str impl) -> ()"
 )
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
 

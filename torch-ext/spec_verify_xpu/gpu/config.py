@@ -1,6 +1,9 @@
 """Launch configurations as data: how a row is cut, and with how many warps each kernel runs."""
 
+import itertools
 from dataclasses import dataclass
+
+from ..rule import MAX_VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -11,48 +14,58 @@ class Config:
     limbs: bool  # sum 22-bit limbs in 32 bits
     sum_warps: int
     locate_warps: int
+    sums: tuple  # how many of them the second kernel searches: one compiled kernel for each
 
     def segment(self, aligned):
         return min(self.chunk, self.lanes * (4 if aligned else 1))
 
+    def most(self):
+        """The largest vocabulary."""
+        return self.chunk * self.sums[-1]
 
-MOST_SUMS = 512  # of a row, that the second kernel searches without many registers
+    def capacity(self, chunks):
+        """The least of `sums` that holds so many."""
+        return next(x for x in self.sums if x >= chunks)
 
-# NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured. A row that
-# is read in one piece has all of its loads in flight at once, which is best where rows are few and memory is cold. Where
-# they are many, programs of several chunks spend less on finding the refused position again. Where hardly any run at once,
-# four warps read a chunk together.
-CUDA_ONE_ROW = Config(chunk=512, chunks=1, lanes=512, limbs=False, sum_warps=4, locate_warps=4)
-CUDA_FEW_ROWS = Config(chunk=512, chunks=1, lanes=128, limbs=False, sum_warps=1, locate_warps=4)
-CUDA = Config(chunk=256, chunks=4, lanes=32, limbs=False, sum_warps=4, locate_warps=4)
-CUDA_WIDE = Config(chunk=512, chunks=2, lanes=128, limbs=False, sum_warps=2, locate_warps=4)
+
+# NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured
+# (docs/PERFORMANCE.md). A warp owns a chunk, so its sum needs no barrier. Few kernels are compiled: a pair for each of these,
+# one more pair, of the wide one, for rows that are not aligned, and its search in twice as many sums.
+CUDA = Config(chunk=256, chunks=4, lanes=32, limbs=False, sum_warps=4, locate_warps=4, sums=(512,))
+CUDA_WIDE = Config(chunk=512, chunks=2, lanes=32, limbs=False, sum_warps=2, locate_warps=4, sums=(512, 1024))
 
 # Intel: limbs, since Gen12LP has no native 64-bit integers, and one warp a chunk. Nothing spills: what 8 warps of 16 hold is
 # within a work-group of any device, and 128 registers a thread. Long chunks spend least on finding the refused position
 # again; short ones give every hardware thread work where rows are few.
-XPU = Config(chunk=512, chunks=8, lanes=16, limbs=True, sum_warps=8, locate_warps=8)
-XPU_FEW_ROWS = Config(chunk=128, chunks=8, lanes=16, limbs=True, sum_warps=8, locate_warps=8)
+XPU = Config(chunk=512, chunks=8, lanes=16, limbs=True, sum_warps=8, locate_warps=8, sums=(128, 256, 512, 1024))
+XPU_FEW_ROWS = Config(chunk=128, chunks=8, lanes=16, limbs=True, sum_warps=8, locate_warps=8, sums=(128, 256, 512))
 
 # Triton's interpreter runs a program's operations one by one, and scans of two numbers entry by entry: few and plain ones.
-INTERPRETER = Config(chunk=512, chunks=2, lanes=512, limbs=False, sum_warps=4, locate_warps=4)
+INTERPRETER = Config(chunk=512, chunks=2, lanes=512, limbs=False, sum_warps=4, locate_warps=4, sums=(128, 256, 512, 1024))
 
 
-def for_cuda(B, V, threads):
-    if B * V < threads * CUDA_ONE_ROW.chunk / 8:
-        return CUDA_ONE_ROW
-    if B * V < threads * CUDA_FEW_ROWS.chunk:
-        return CUDA_FEW_ROWS
-    return CUDA if V <= MOST_SUMS * CUDA.chunk else CUDA_WIDE
+def for_cuda(B, V, aligned, threads):
+    return CUDA if aligned and V <= CUDA.most() else CUDA_WIDE
 
 
-def for_xpu(B, V, threads):
-    few_rows = B * V < threads * XPU.chunk
-    return XPU_FEW_ROWS if few_rows and V <= MOST_SUMS * XPU_FEW_ROWS.chunk else XPU
+def for_xpu(B, V, aligned, threads):
+    return XPU_FEW_ROWS if B * V < threads * XPU.chunk and V <= XPU_FEW_ROWS.most() else XPU
 
 
-def for_interpreter(B, V, threads):
+def for_interpreter(B, V, aligned, threads):
     return INTERPRETER
 
 
 # By device type: the configuration for B rows of V entries on a device that this many warps fill.
 CONFIGURATIONS = {"cuda": for_cuda, "xpu": for_xpu, "cpu": for_interpreter}
+
+
+def variants(device_type, threads, vocabulary=None):
+    """{(configuration, aligned, sums)}: all that calls on the device may take, of one vocabulary or of any."""
+    largest = (config.chunk * sums for config in (CUDA, CUDA_WIDE, XPU, XPU_FEW_ROWS) for sums in config.sums)
+    found = set()
+    for V in [vocabulary] if vocabulary else [min(V, MAX_VOCABULARY // 16 * 16) for V in largest]:
+        for B, aligned in itertools.product((1, 2**20), {V % 16 == 0, False}):  # few rows, and many
+            config = CONFIGURATIONS[device_type](B, V, aligned, threads)
+            found.add((config, aligned, config.capacity(-(-V // config.chunk))))
+    return found

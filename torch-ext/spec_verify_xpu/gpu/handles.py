@@ -1,38 +1,157 @@
-"""Launching a kernel without what Triton does anew at each call: binding arguments, specialising them, asking for the stream.
+"""Launching kernels by the CUDA driver: what kernel[grid] does anew at each call, most of a launch, is done once.
 
-Ours are compiled for dtypes and constants alone, so a compiled kernel can be kept by those. How a kept one is run is
-private to Triton: known for its NVIDIA backend from 3.6 on. Elsewhere, and while a profiler hooks launches, kernel[grid]
-runs it.
+Ours are compiled for dtypes and constants alone. So launches can be kept by those, their grids and their integers, and need
+addresses only. How a compiled kernel is called is Triton's own affair; its assembly tells whether it is called as this
+module knows. Where it is not, or is not NVIDIA's, and while a profiler hooks launches, kernel[grid] runs it.
 """
 
-from typing import Any
+import ctypes
+import functools
+import re
+import struct
+import threading
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-LIMIT = 2**31  # integer arguments beyond it are 64 bits wide, which is another compiled kernel
+INT32 = range(-(2**31), 2**31)
+MOST_KEPT = 4096
+OVERLAPPED = 6  # the driver's CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 
-compiled_kernels: dict[tuple, Any] = {}
+kept_launches: dict = {}
 
 
-def keeps_handles(device):
-    """Whether the installed Triton runs kept kernels on this device as this module knows."""
+class Launch(NamedTuple):
+    """kernel[grid](*pointers, *integers, *constants, *overlap, **options), the grid of three."""
+
+    kernel: Any
+    pointers: tuple  # names of tensors
+    grid: tuple
+    integers: tuple
+    constants: tuple
+    options: dict
+    overlap: tuple = ()
+
+    def run(self, tensors):
+        """Launch it as Triton does. Returns the compiled kernel."""
+        pointers = [tensors[name] for name in self.pointers]
+        return self.kernel[self.grid](*pointers, *self.integers, *self.constants, *self.overlap, **self.options)
+
+    def key(self):
+        """Without the kernel and `overlap` themselves, which Triton hashes anew, sources and all."""
+        return id(self.kernel), self.grid, self.integers, self.constants, self.options["num_warps"]
+
+
+def launch(launches, tensors, device, keeps):
+    """Launch one after the other, with tensors {name: tensor or None} on the current device."""
+    if not keeps or is_hooked():
+        for x in launches:
+            x.run(tensors)
+        return
+    key = key_of(launches, tensors, device)
+    kept = kept_launches.get(key)
+    if kept is not None:
+        kept.run([x.data_ptr() for x in tensors.values() if x is not None])
+        return
+    names = [name for name, x in tensors.items() if x is not None]
+    compiled = [(x, x.run(tensors)) for x in launches]
+    known = [is_called_as_known(kernel, x, names) for x, kernel in compiled]
+    if all(known):
+        if len(kept_launches) >= MOST_KEPT:
+            kept_launches.clear()
+        kept_launches[key] = KeptLaunches(compiled, names, device)
+
+
+def key_of(launches, tensors, device):
+    dtypes = tuple([x if x is None else x.dtype for x in tensors.values()])
+    return device.index, dtypes, *(x.key() for x in launches)
+
+
+class KeptLaunches:
+    """Compiled kernels with all but the addresses of the named tensors."""
+
+    def __init__(self, compiled, names, device):
+        addresses = (ctypes.c_uint64 * len(names))()
+        self.device_index = device.index
+        self.lock = threading.Lock()  # of the addresses, and of each launch's settings
+        self.write = functools.partial(struct.Struct(f"{len(names)}Q").pack_into, addresses, 0)
+        self.launches = [driver_launch(kernel, x, names, addresses) for x, kernel in compiled]
+
+    def run(self, addresses):
+        stream = torch._C._cuda_getCurrentRawStream(self.device_index)
+        with self.lock:
+            self.write(*addresses)
+            for settings, launch in self.launches:
+                settings.stream = stream
+                if error := launch():
+                    self.again(launch, error)
+
+    def again(self, launch, error):
+        """After an error: the thread may not have used the device yet."""
+        if error == NO_CONTEXT:
+            torch.cuda.set_device(self.device_index)
+            error = launch()
+        if error:
+            raise RuntimeError(f"the CUDA driver could not launch a kernel: error {error}")
+
+
+def driver_launch(compiled, launch, names, addresses):
+    """(settings, the driver's call) of a compiled kernel that finds the addresses of the named tensors in `addresses`."""
+    integers = (ctypes.c_int64 * (len(launch.integers) + 2))(*launch.integers)  # and two zeros: see is_called_as_known
+    at, integers_at = ctypes.addressof(addresses), ctypes.addressof(integers)
+    parameters = [at + 8 * names.index(name) for name in launch.pointers if name in names]
+    parameters += range(integers_at, integers_at + 8 * len(integers), 8)
+    parameters = (ctypes.c_void_p * len(parameters))(*parameters)
+    attribute = Attribute(OVERLAPPED, 0, (1,))
+    attributes = (ctypes.addressof(attribute), 1) if compiled.metadata.launch_pdl else (None, 0)
+    block = 32 * compiled.metadata.num_warps, 1, 1
+    settings = Settings(launch.grid, block, compiled.metadata.shared, None, *attributes)
+    settings.kept = compiled, addresses, integers, parameters, attribute  # for as long as the driver may read them
+    arguments = ctypes.addressof(settings), compiled.function, ctypes.addressof(parameters), None
+    return settings, functools.partial(driver().cuLaunchKernelEx, *map(ctypes.c_void_p, arguments))
+
+
+class Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute, with a value that is an int."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class Settings(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@functools.lru_cache(None)
+def driver():
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def is_called_as_known(compiled, launch, names):
+    """Whether the kernel's parameters are the addresses, the integers, and two addresses that our kernels need not."""
+    metadata = compiled.metadata
+    expected = ["u64" for name in launch.pointers if name in names]
+    expected += ["u32" if x in INT32 else "u64" for x in launch.integers] + ["u64"] * 2
+    sizes = (metadata.num_ctas, metadata.global_scratch_size, metadata.profile_scratch_size)
+    return re.findall(r"\.param \.(\w+)[^,)]*_param_\d+", compiled.asm["ptx"]) == expected and sizes == (1, 0, 0)
+
+
+def keeps_launches(device):
+    """Whether the installed Triton is one whose launches this module knows, for this device."""
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     return device.type == "cuda" and torch.version.hip is None and version >= (3, 6)
 
 
-def launch(kernel, grid, device, keep, pointers, integers, constants, options, overlap=()):
-    """kernel[grid](*pointers, *integers, *constants, *overlap, **options), the grid of three, pointers tensors or None."""
-    if not keep or triton.knobs.runtime.launch_enter_hook.calls:
-        return kernel[grid](*pointers, *integers, *constants, *overlap, **options)
-    widths = (-LIMIT <= min(integers) and max(integers) < LIMIT) or tuple(-LIMIT <= x < LIMIT for x in integers)
-    # Not by the kernel and the device's `overlap` themselves, which Triton hashes anew, sources and all.
-    key = id(kernel), device.index, widths, constants, options["num_warps"], *[x if x is None else x.dtype for x in pointers]
-    compiled = compiled_kernels.get(key)
-    if compiled is None:
-        compiled_kernels[key] = kernel[grid](*pointers, *integers, *constants, *overlap, **options)
-    else:
-        addresses = [x if x is None else x.data_ptr() for x in pointers]
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        how = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no metadata for hooks, no hooks
-        compiled.run(*grid, *how, *addresses, *integers, *constants, *overlap)
+def is_hooked():
+    """Whether something, a profiler, wants to see Triton's launches."""
+    return bool(triton.knobs.runtime.launch_enter_hook.calls)

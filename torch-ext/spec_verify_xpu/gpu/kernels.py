@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .numbers import add, bits, clamp, fixed, join, order, random_bits, scale, sum_both, weight_limbs
 
-HEADER = tl.constexpr(3)  # a sequence's scratch before its chunk sums: accepted, the refused draft or -1, the draw's bits
+HEADER = tl.constexpr(2)  # a sequence's scratch before its chunk sums: accepted, and the refused draft or -1
 ACCEPT = tl.constexpr(0)  # rule.ACCEPT
 
 
@@ -32,6 +32,11 @@ def first_row(b, before, stride_b, stride_k, cu_drafts):
         return before * stride_k
     else:
         return b * stride_b
+
+
+@triton.jit
+def even(chunks):
+    return (chunks + 1) // 2 * 2
 
 
 @triton.jit
@@ -63,12 +68,18 @@ def first_refused(tokens, draft, target, uniforms, seed, offset, start, draft_ro
 
 
 @triton.jit
-def load_entries(row, v, end, ALIGNED: tl.constexpr):
-    """Entries v [n, m] of a row, and which of them exist: from `end` on, others are repeated.
+def load_entries(row, v, end, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
+    """Entries v [n, m] of a row, and which of them exist: from `end` on, they are 0, or with LIMBS others are repeated.
 
-    So the loads have no mask, which is a branch on Intel GPUs. ALIGNED rows start at 16 bytes and hold a multiple of 16
-    entries, so that loads are wide.
+    Where limbs are summed the loads so have no mask, which is a branch on Intel GPUs. ALIGNED rows start at 16 bytes and
+    hold a multiple of 16 entries, so that loads are wide.
     """
+    if not LIMBS:
+        pointers = row + v
+        if ALIGNED:
+            pointers = tl.multiple_of(pointers, (1, 16))
+            end = end // 16 * 16  # which is itself, and tells the compiler
+        return tl.load(pointers, mask=v < end, other=0), v < end
     GROUP: tl.constexpr = 16 if ALIGNED else 1
     start = v & -GROUP
     at = tl.minimum(start, tl.maximum(end - GROUP, 0)) + (v & (GROUP - 1))
@@ -81,23 +92,26 @@ def load_entries(row, v, end, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def entries(row, v, end, ALIGNED: tl.constexpr):
+def entries(row, v, end, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
     """Entries v [n, m] of a row, clamped, 0 from `end` on."""
-    x, exists = load_entries(row, v, end, ALIGNED)
-    return clamp(x.to(tl.float32) * exists.to(tl.float32))  # NaN * 0 is NaN, which clamp makes 0
+    x, exists = load_entries(row, v, end, ALIGNED, LIMBS)
+    if LIMBS:
+        return clamp(x.to(tl.float32) * exists.to(tl.float32))  # NaN * 0 is NaN, which clamp makes 0
+    else:
+        return clamp(x)
 
 
 @triton.jit
-def row_pair(draft, target, v, token, V_draft, V, ALIGNED: tl.constexpr):
+def row_pair(draft, target, v, token, V_draft, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
     """Entries v of the row pair as (p, min(p, q)), q being 0 where no draft was refused (token is -1).
 
     The weight max(0, p - q) is fixed(p) - fixed(min(p, q)), fixed being monotone.
     """
-    p = entries(target, v, V, ALIGNED)
+    p = entries(target, v, V, ALIGNED, LIMBS)
     if draft is None:
         return tl.where(v == token, 0.0, p), tl.zeros_like(p)
     else:
-        return p, tl.minimum(p, entries(draft, v, tl.where(token < 0, 0, V_draft), ALIGNED))
+        return p, tl.minimum(p, entries(draft, v, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS))
 
 
 @triton.jit
@@ -109,7 +123,7 @@ def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, C
         high = tl.zeros_like(v)
         low = tl.zeros_like(v)
         for start in range(0, CHUNK, SEGMENT):
-            p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED)
+            p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED, LIMBS)
             more_high, more_low = weight_limbs(p, q)
             high += more_high
             low += more_low
@@ -117,26 +131,28 @@ def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, C
     else:
         mass = tl.zeros_like(v).to(tl.int64)
         for start in range(0, CHUNK, SEGMENT):
-            p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED)
+            p, q = row_pair(draft, target, v + start, token, V_draft, V, ALIGNED, LIMBS)
             mass += fixed(p) - fixed(q)
         return tl.sum(mass, 1)
 
 
 @triton.jit
 def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr):
-    """The running mass inside each of chunks [n]: [n, CHUNK] int64."""
-    v = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    p, q = row_pair(draft, target, v, token, V_draft, V, ALIGNED)
+    """(entry, running mass, mass) of chunk's entries, [1, CHUNK]."""
+    v = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
+    p, q = row_pair(draft, target, v, token, V_draft, V, ALIGNED, LIMBS)
     if LIMBS:
-        high, low = tl.associative_scan(weight_limbs(p, q), 1, add)
-        return join(high, low)
+        high, low = weight_limbs(p, q)
+        running_high, running_low = tl.associative_scan((high, low), 1, add)
+        return v, join(running_high, running_low), join(high, low)
     else:
-        return tl.cumsum(fixed(p) - fixed(q), 1)
+        mass = fixed(p) - fixed(q)
+        return v, tl.cumsum(mass, 1), mass
 
 
 @triton.jit
 def largest_entries(target, bests, length, V, stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-                    SEGMENT: tl.constexpr, CHUNKS: tl.constexpr):
+                    SEGMENT: tl.constexpr, CHUNKS: tl.constexpr, LIMBS: tl.constexpr):
     """Write the largest of this program's entries of each row, as `order` has it, and the first place where it is.
 
     The programs of the grid's third dimension share the rows.
@@ -153,7 +169,7 @@ def largest_entries(target, bests, length, V, stride_target_k, ALIGNED: tl.const
         best = tl.full((CHUNKS, SEGMENT), LEAST, tl.int64 if FLOAT64 else tl.int32)
         place = v
         for start in range(0, end, SEGMENT):
-            x, exists = load_entries(target + tl.cast(row, tl.int64) * stride_target_k, v + start, V, ALIGNED)
+            x, exists = load_entries(target + tl.cast(row, tl.int64) * stride_target_k, v + start, V, ALIGNED, LIMBS)
             x = tl.where(exists, order(x), LEAST)
             place = tl.where(x > best, v + start, place)
             best = tl.maximum(best, x)
@@ -185,10 +201,18 @@ def follow_largest(tokens, bests, length, programs, CAPACITY: tl.constexpr):
 
 
 @triton.jit
-def write_emitted(emitted, tokens, n, next_token, pad, K, POSITIONS: tl.constexpr):
-    """The accepted of K loaded drafts, the next token, and padding: K + 1 tokens."""
+def write_others(emitted, tokens, n, pad, K, POSITIONS: tl.constexpr):
+    """Of K + 1 tokens to emit all but the next token: the accepted of K loaded drafts, and padding."""
     i = tl.arange(0, POSITIONS)
-    tl.store(emitted + i, tl.where(i < n, tokens.to(tl.int64), tl.where(i == n, next_token, pad)), mask=i <= K)
+    tl.store(emitted + i, tl.where(i < n, tokens.to(tl.int64), pad), mask=(i <= K) & (i != n))
+
+
+@triton.jit
+def write_token(next_token, emitted, n, token, is_it):
+    """The next token: the one of these, or none, that is it."""
+    tl.store(next_token + token * 0, token, mask=is_it)
+    if emitted is not None:
+        tl.store(emitted + n + token * 0, token, mask=is_it)
 
 
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
@@ -200,18 +224,15 @@ UNSPECIALIZED = [
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts,
-               greedy, scratch, bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b,
-               stride_target_k, FLOAT64_ACCEPT: tl.constexpr, FLOAT64_SAMPLE: tl.constexpr, PURPOSE: tl.constexpr,
-               POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr,
-               LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
+def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, scratch,
+               bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
+               FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+               SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(chunks / CHUNKS), 1): each program finds the refused position, and sums CHUNKS chunks of its row pair.
 
     Without randomness every sequence is greedy, and the third dimension may be as many as K + 1. `bests` is the scratch of
     greedy sequences, of each row that there is.
     """
-    if release is not None:
-        release()
     b = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
@@ -220,10 +241,12 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
     is_greedy = tl.full((), 0, tl.int1)
     if greedy is not None:
         is_greedy = tl.load(greedy + b) != 0
-    if uniform_sample is None and seed is None:  # known to the compiler, unlike the next
-        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
+    if uniform_accept is None and seed is None:  # known to the compiler, unlike the next
+        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS,
+                        LIMBS)
     elif is_greedy:
-        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS)
+        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS,
+                        LIMBS)
     else:
         if seed is not None:
             seed += b
@@ -231,67 +254,78 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_
         draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
         if cu_drafts is None:
             n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, start, draft_row,
-                                     target_row, K, length, V_draft, V, stride_draft_k, stride_target_k, FLOAT64_ACCEPT,
+                                     target_row, K, length, V_draft, V, stride_draft_k, stride_target_k, FLOAT64,
                                      POSITIONS)
         else:  # where every sequence has K drafts, b's are from b * K on: try that while cu_drafts is on its way
             guess = b * K
             exist = tl.maximum(tl.minimum(K, T - guess), 0).to(tl.int32)
             n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, guess,
                                      guess * stride_draft_k, (guess + b) * stride_target_k, exist, length, V_draft, V,
-                                     stride_draft_k, stride_target_k, FLOAT64_ACCEPT, POSITIONS)
+                                     stride_draft_k, stride_target_k, FLOAT64, POSITIONS)
             if start != guess:
                 n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, start,
                                          draft_row, target_row, length, length, V_draft, V, stride_draft_k,
-                                         stride_target_k, FLOAT64_ACCEPT, POSITIONS)
+                                         stride_target_k, FLOAT64, POSITIONS)
         target_probs += target_row + n * stride_target_k
         if draft_probs is not None:
             draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)  # past the last draft is no row
 
-        scratch += b * (HEADER + chunks)
+        scratch += b * (HEADER + even(chunks))
         chunk = c * CHUNKS + tl.arange(0, CHUNKS)
+        if release is not None:
+            release()  # not before: locate's programs would take room, and have nothing to do yet
         sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
         tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
         if c == 0:
-            if seed is None:
-                u = bits(tl.load(uniform_sample + start + b + n), FLOAT64_SAMPLE)
-            else:
-                u = random_bits(tl.load(seed), tl.load(offset), n.to(tl.int32), PURPOSE)
             tl.store(scratch, n)
             tl.store(scratch + 1, token.to(tl.int64))
-            tl.store(scratch + 2, u)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def locate(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, bests, accepted, next_token, emitted,
-           K, T, V_draft, V, chunks, programs, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
-           stride_emitted, ALL_GREEDY: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-           LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
-    """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it."""
+def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, scratch, bests,
+           accepted, next_token, emitted, K, T, V_draft, V, chunks, programs, stride_draft_b, stride_draft_k, stride_target_b,
+           stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, POSITIONS: tl.constexpr,
+           ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
+    """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it.
+
+    What does not depend on the first kernel, the draws' bits and the drafts to emit, is loaded before that has ended.
+    """
+    ALL_GREEDY: tl.constexpr = uniform_sample is None and seed is None
     b = tl.program_id(0).to(tl.int64)
-    scratch += b * (HEADER + chunks)
+    scratch += b * (HEADER + even(chunks))
+    next_token += b
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
+    position = tl.arange(0, POSITIONS)
+    if ALL_GREEDY:
+        u = tl.zeros([POSITIONS], tl.int64)
+    elif seed is None:
+        u = bits(tl.load(uniform_sample + start + b + position, mask=position <= length, other=0), FLOAT64)
+    else:
+        u = random_bits(tl.load(seed + b), tl.load(offset + b), position, PURPOSE)
     is_greedy = tl.full((), ALL_GREEDY, tl.int1)
     if greedy is not None:
         is_greedy = tl.load(greedy + b) != 0
     if emitted is not None:
-        drafts = tl.arange(0, POSITIONS)
-        tokens = tl.load(draft_tokens + start + drafts, mask=drafts < length, other=0)
+        emitted += b * stride_emitted
+        tokens = tl.load(draft_tokens + start + position, mask=position < length, other=0)
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
     if wait is not None:
         wait()
     if is_greedy:
-        n, next_id = follow_largest(draft_tokens + start, bests + (start + b) * 2 * programs, length, programs, CAPACITY)
+        n, largest = follow_largest(draft_tokens + start, bests + (start + b) * 2 * programs, length, programs, CAPACITY)
+        write_token(next_token, emitted, n, largest + one, one == 0)
     else:
         n = tl.load(scratch)
         token = tl.load(scratch + 1).to(tl.int32)
-        u = tl.load(scratch + 2)
-        sums = tl.load(scratch + HEADER + i, mask=i < chunks, other=0)
+        sums = tl.load(tl.multiple_of(scratch + HEADER, 16) + i, mask=i < even(chunks), other=0)
+        sums = tl.where(i < chunks, sums, 0)
         target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
         if draft_probs is not None:
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)
 
+        drawn, _ = sum_both(tl.where(position == n, u, 0), position, LIMBS)
         total, _ = sum_both(sums, i, LIMBS)
         cumulative = tl.cumsum(sums, 0)
         if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
@@ -302,16 +336,17 @@ def locate(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, 
                 cumulative += tl.where(i >= c, mass, 0)
                 total += mass
 
-        threshold = scale(u, total)
+        threshold = scale(drawn, total)
         is_before = cumulative <= threshold
         before, chunk = sum_both(tl.where(is_before, sums, 0), is_before.to(tl.int32), LIMBS)
-        running = running_sums(draft_probs, target_probs, chunk + one, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
-        entry = tl.sum((running <= threshold - before).to(tl.int32))
-        next_id = tl.where(total > 0, chunk * CHUNK + entry, 0).to(tl.int64)
+        chunk = tl.where(total > 0, chunk, 0)
+        entry, running, mass = running_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+        running -= threshold - before
+        is_it = (running > 0) & (running <= mass) | (entry == tl.where(total > 0, -1, 0))  # token 0 of a row without mass
+        write_token(next_token, emitted, n, entry.to(tl.int64), is_it)
     tl.store(accepted + b, n)
-    tl.store(next_token + b, next_id)
     if emitted is not None:
-        write_emitted(emitted + b * stride_emitted, tokens, n, next_id, -1, K, POSITIONS)
+        write_others(emitted, tokens, n, -1, K, POSITIONS)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -321,4 +356,6 @@ def write_tokens(draft_tokens, accepted, next_token, emitted, pad, K, stride_emi
     i = tl.arange(0, POSITIONS)
     n = tl.minimum(tl.maximum(tl.load(accepted + b), 0), K)
     tokens = tl.load(draft_tokens + b * K + i, mask=i < K, other=0)
-    write_emitted(emitted + b * stride_emitted, tokens, n, tl.load(next_token + b).to(tl.int64), pad, K, POSITIONS)
+    emitted += b * stride_emitted
+    write_others(emitted, tokens, n, pad, K, POSITIONS)
+    tl.store(emitted + n, tl.load(next_token + b))

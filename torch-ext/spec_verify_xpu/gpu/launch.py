@@ -3,13 +3,13 @@
 import contextlib
 import functools
 from dataclasses import dataclass, field
-from typing import Callable, Optional
+from typing import Callable, NamedTuple, Optional
 
 import torch
 import triton
 
-from .config import CONFIGURATIONS
-from .handles import keeps_handles, launch
+from .config import CONFIGURATIONS, variants
+from .handles import Launch, keeps_launches, kept_launches, key_of, launch
 from .kernels import HEADER, locate, sum_chunks, write_tokens
 
 
@@ -32,55 +32,112 @@ def require_triton(device_type):
         raise ValueError(f'impl: "triton" runs on {here} tensors here, got {device_type} tensors')
 
 
-def verify(call):
-    """See ops.Call."""
-    (B,), K, V = call.accepted.shape, call.max_drafts, call.target_probs.shape[-1]
-    if B == 0:
-        return
-    draft_probs, target_probs, device = call.draft_probs, fields(call.target_probs), call.accepted.device
-    tokens, lengths, cu_drafts, greedy = map(contiguous, (call.draft_tokens, call.lengths, call.cu_drafts, call.greedy))
-    greedy = greedy if greedy is None else greedy.view(torch.uint8)
-    if tokens.numel() == 0:
-        draft_probs = None  # it has no row that a load could touch
-    on = device_facts(device)
-    config = CONFIGURATIONS[device.type](B * (K + 1) if call.all_greedy else B, V, on.threads)
+class Plan(NamedTuple):
+    """What a call of one layout comes to."""
+
+    words: int  # of int64 scratch: what sum_chunks tells locate
+    greedy_words: int  # and, behind it, the largest entries of greedy sequences' chunks
+    launches: tuple[Launch, Launch]
+
+
+INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "scratch", "bests")
+SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
+LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
+
+
+def configure(call, aligned):
+    """(configuration, how many sums are searched) for a call. aligned says whether rows may be read 16 bytes at once."""
+    (B,), V, device = call.accepted.shape, call.target_probs.shape[-1], call.accepted.device
+    rows = B * (call.max_drafts + 1) if call.all_greedy else B
+    config = CONFIGURATIONS[device.type](rows, V, aligned, device_facts(device).threads)
+    return config, config.capacity(ceil_div(V, config.chunk))
+
+
+def plan(call, aligned, config, sums):
+    """From shapes, strides and dtypes of a call that has sequences."""
+    (B,), K, T, V = call.accepted.shape, call.max_drafts, call.draft_tokens.numel(), call.target_probs.shape[-1]
+    on = device_facts(call.accepted.device)
     chunks = ceil_div(V, config.chunk)
     programs = ceil_div(chunks, config.chunks)
-    has_greedy = call.all_greedy or greedy is not None
-    scratch = torch.empty(B * (HEADER.value + chunks), dtype=torch.int64, device=device)
-    bests = torch.empty((B + tokens.numel()) * 2 * programs, dtype=torch.int64, device=device) if has_greedy else scratch
-    sizes = (K, tokens.numel(), V if draft_probs is None else draft_probs.shape[-1], V, chunks)
-    strides = (*row_strides(draft_probs), *row_strides(target_probs))
-    aligned = is_aligned(target_probs) and (draft_probs is None or is_aligned(draft_probs))
-    uniforms = call.uniform_accept, call.uniform_sample
+    has_greedy = call.all_greedy or call.greedy is not None
+    sizes = (K, T, V if call.draft_probs is None else call.draft_probs.shape[-1], V, chunks)
+    strides = (*row_strides(call.draft_probs), *row_strides(call.target_probs))
+    positions = max(32, power_of_2(K + 1))
+    sum_launch = Launch(
+        sum_chunks, SUM_CHUNKS, (B, programs, K + 1 if call.all_greedy else 1),
+        integers=(*sizes, *strides),
+        constants=(
+            is_float64(call.uniform_accept), positions, aligned, config.chunk, config.segment(aligned), config.limbs,
+            config.chunks,
+        ),
+        options={"num_warps": config.sum_warps, **on.sum_options},
+        overlap=(on.release,),
+    )  # fmt: skip
+    locate_launch = Launch(
+        locate, LOCATE, (B, 1, 1),
+        integers=(*sizes, programs, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
+        constants=(
+            is_float64(call.uniform_sample), call.purpose, positions, aligned, config.chunk, config.limbs, sums,
+        ),
+        options={"num_warps": config.locate_warps, **on.locate_options},
+        overlap=(on.wait,),
+    )  # fmt: skip
+    words = B * (HEADER.value + chunks + chunks % 2)
+    return Plan(words, (B + T) * 2 * programs if has_greedy else 0, (sum_launch, locate_launch))
+
+
+def verify(call):
+    """See ops.Call."""
+    if call.accepted.numel() == 0:
+        return
+    call, aligned = without_empty_rows(call), is_aligned(call)
+    run(call, aligned, *configure(call, aligned))
+
+
+def run(call, aligned, config, sums):
+    device = call.accepted.device
+    words, greedy_words, launches = plan(call, aligned, config, sums)
+    scratch = torch.empty(words + greedy_words, dtype=torch.int64, device=device)
+    tensors = {**as_read(call), "scratch": scratch, "bests": scratch[words:] if greedy_words else scratch}
     with on_device(device):
-        launch(
-            sum_chunks, (B, programs, K + 1 if call.all_greedy else 1), device, on.keep,
-            pointers=(
-                tokens, draft_probs, target_probs, *(contiguous(fields(x)) for x in uniforms), contiguous(call.seed),
-                contiguous(call.offset), lengths, cu_drafts, greedy, scratch, bests,
-            ),
-            integers=(*sizes, *strides),
-            constants=(
-                *(x is not None and x.dtype == torch.float64 for x in uniforms), call.purpose,
-                max(16, power_of_2(K)), aligned, config.chunk, config.segment(aligned), config.limbs, config.chunks,
-            ),
-            options={"num_warps": config.sum_warps, **on.sum_options},
-            overlap=(on.release,),
-        )  # fmt: skip
-        launch(
-            locate, (B, 1, 1), device, on.keep,
-            pointers=(
-                tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, scratch, bests, call.accepted, call.next_token,
-                call.emitted,
-            ),
-            integers=(*sizes, programs, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
-            constants=(
-                call.all_greedy, max(16, power_of_2(K + 1)), aligned, config.chunk, config.limbs, max(128, power_of_2(chunks)),
-            ),
-            options={"num_warps": config.locate_warps, **on.locate_options},
-            overlap=(on.wait,),
-        )  # fmt: skip
+        launch(launches, tensors, device, device_facts(device).keeps)
+
+
+def warmup(call, vocabulary):
+    """Run a small call in every way that calls of its dtypes may run. Triton keeps what it compiles, in memory and on disk."""
+    device = call.accepted.device
+    for config, aligned, sums in variants(device.type, device_facts(device).threads, vocabulary):
+        run(call, aligned, config, sums)
+
+
+def without_empty_rows(call):
+    """The call without draft_probs if it has no drafts: there is no row that a load could touch."""
+    return call if call.draft_tokens.numel() else call._replace(draft_probs=None)
+
+
+def as_read(call):
+    """The call's tensors, {name: tensor or None}, as the kernels read them: the small ones contiguous."""
+    as_they_are = ("draft_probs", "target_probs", "emitted", "accepted", "next_token")
+    return {
+        name: x if x is None else fields(x if name in as_they_are else x.contiguous())
+        for name, x in call.tensors().items()
+    }  # fmt: skip
+
+
+def kept(call):
+    """Of a call that has run: (scratch in words, greedy scratch in words, whether it is aligned, handles.KeptLaunches).
+
+    None where launches are not kept, or the kernels read copies of tensors.
+    """
+    device, tensors = call.accepted.device, as_read(call)
+    copied = any(x is not None and x.data_ptr() != tensors[name].data_ptr() for name, x in call.tensors().items())
+    if copied or call.draft_tokens.numel() == 0:
+        return None
+    aligned = is_aligned(call)
+    words, greedy_words, launches = plan(call, aligned, *configure(call, aligned))
+    scratch = call.accepted.new_empty(0, dtype=torch.int64)
+    launches = kept_launches.get(key_of(launches, {**tensors, "scratch": scratch, "bests": scratch}, device))
+    return launches and (words, greedy_words, aligned, launches)
 
 
 def emit(draft_tokens, accepted, next_token, pad, emitted):
@@ -88,14 +145,12 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
     (B, K), device = draft_tokens.shape, emitted.device
     if B == 0:
         return
+    names, tensors = ("draft_tokens", "accepted", "next_token", "emitted"), (draft_tokens, accepted, next_token)
+    constants = (max(32, power_of_2(K + 1)),)
+    write = Launch(write_tokens, names, (B, 1, 1), (pad, K, emitted.stride(0)), constants, {"num_warps": 1})
     with on_device(device):
-        launch(
-            write_tokens, (B, 1, 1), device, device_facts(device).keep,
-            pointers=(*map(contiguous, (draft_tokens, accepted, next_token)), emitted),
-            integers=(pad, K, emitted.stride(0)),
-            constants=(max(16, power_of_2(K + 1)),),
-            options={"num_warps": 1},
-        )  # fmt: skip
+        tensors = dict(zip(names, (*(x.contiguous() for x in tensors), emitted)))
+        launch([write], tensors, device, device_facts(device).keeps)
 
 
 def ceil_div(n, d):
@@ -108,12 +163,12 @@ def power_of_2(n):
 
 
 def fields(x):
-    """float64 as int64, its fields: no kernel computes in fp64."""
-    return x.view(torch.int64) if x is not None and x.dtype == torch.float64 else x
+    """float64 as int64, its fields, since no kernel computes in fp64; bool as bytes."""
+    return x.view({torch.float64: torch.int64, torch.bool: torch.uint8}.get(x.dtype, x.dtype))
 
 
-def contiguous(x):
-    return x if x is None else x.contiguous()
+def is_float64(x):
+    return x is not None and x.dtype == torch.float64
 
 
 def row_strides(probs):
@@ -121,10 +176,14 @@ def row_strides(probs):
     return (0, 0) if probs is None else (0, *probs.stride()[:-1])[-2:]
 
 
-def is_aligned(probs):
+def is_aligned(call):
     """Whether every row starts at a multiple of 16 bytes and holds a multiple of 16 entries."""
-    stride_b, stride_k = row_strides(probs)
-    return (probs.data_ptr() | probs.shape[-1] | stride_b | stride_k) % 16 == 0
+    numbers = 0
+    for probs in (call.draft_probs, call.target_probs):
+        if probs is not None:
+            stride_b, stride_k = row_strides(probs)
+            numbers |= probs.data_ptr() | probs.shape[-1] | stride_b | stride_k
+    return numbers % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -132,7 +191,7 @@ class DeviceFacts:
     """What is done on one device alone."""
 
     threads: int = 0  # warps that fill it
-    keep: bool = False  # whether compiled kernels are kept and run by handles.py
+    keeps: bool = False  # whether launches are kept by handles.py
     release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
     wait: Optional[Callable] = None
     sum_options: dict = field(default_factory=dict)
@@ -152,8 +211,8 @@ def device_facts(device):
     if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
-        return DeviceFacts(threads, keeps_handles(device), release, wait, locate_options={"launch_pdl": True})
-    return DeviceFacts(threads, keeps_handles(device))
+        return DeviceFacts(threads, keeps_launches(device), release, wait, locate_options={"launch_pdl": True})
+    return DeviceFacts(threads, keeps_launches(device))
 
 
 def on_device(device):
