@@ -52,6 +52,7 @@ def install(sub_group=SUB_GROUP, mutate=unchanged):
 def portable(llir):
     """LLVM IR without what Intel's GPU drivers alone understand: a maximal work-group size, and vectors of one element."""
     llir = re.sub(r" !max_work_group_size !\d+", "", llir)
+    llir = re.sub(r"shufflevector (<\d+ x [^>]+> [^,]+), [^,]+, <1 x i32> zeroinitializer", r"extractelement \1, i64 0", llir)
     llir = re.sub(r"(?:insert|extract)element <1 x ([^>]+)> (?:poison, \1 )?([^,]+), i64 0", r"bitcast \1 \2 to \1", llir)
     return re.sub(r"<1 x ([^>]+)>", r"\1", llir)
 

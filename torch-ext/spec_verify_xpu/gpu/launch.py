@@ -146,7 +146,7 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
     if B == 0:
         return
     names, tensors = ("draft_tokens", "accepted", "next_token", "emitted"), (draft_tokens, accepted, next_token)
-    constants = (max(32, power_of_2(K + 1)),)
+    constants = (max(16, power_of_2(K + 1)),)
     write = Launch(write_tokens, names, (B, 1, 1), (pad, K, emitted.stride(0)), constants, {"num_warps": 1})
     with on_device(device):
         tensors = dict(zip(names, (*(x.contiguous() for x in tensors), emitted)))
