@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEVICE ?= cuda
 
-.PHONY: demo test test-intel test-engines test-gpu lint hub bench bench-gpu
+.PHONY: demo test test-intel test-engines test-gpu lint hub bench bench-gpu bench-engines
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,10 @@ bench: .venv/installed
 bench-gpu:
 	PYTHONPATH=torch-ext $(PYTHON) benchmarks/bench.py --device $(DEVICE) --suite full --json benchmarks/results/$(DEVICE).json
 	PYTHONPATH=torch-ext $(PYTHON) benchmarks/bench.py --render benchmarks/results/$(DEVICE).json
+
+# vLLM's own sampler beside the plugin, on one thread of the CPU.
+bench-engines: .venv-engines/installed
+	OMP_NUM_THREADS=1 .venv-engines/bin/python -W ignore benchmarks/bench_engines.py
 
 .venv/installed: pyproject.toml
 	@echo "Installing torch and what the tests and the demo need into .venv: a minute or more."

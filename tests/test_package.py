@@ -37,7 +37,7 @@ assert not new & {"triton", "numba", "kernels", "huggingface_hub", "numpy", "hyp
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("engine", ["transformers"])
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_engines_are_imported_on_use(engine):
     paths = os.pathsep.join((str(ROOT / "torch-ext"), str(ROOT / "engines")))
     result = run(f"import sys, spec_verify_engines.{engine}; assert '{engine}' not in sys.modules", PYTHONPATH=paths)
