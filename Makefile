@@ -2,10 +2,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEVICE ?= cuda
 
-.PHONY: demo test test-intel test-engines test-gpu lint hub bench bench-gpu bench-engines
+.PHONY: demo demo-llm test test-intel test-engines test-gpu lint hub bench bench-gpu bench-engines
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
+
+# A language model of 135 million parameters decodes speculatively on the CPU, on one thread: a thread that has to wait for a
+# core delays all the others.
+demo-llm: .venv-engines/installed
+	OMP_NUM_THREADS=1 .venv-engines/bin/python examples/llm.py
+	OMP_NUM_THREADS=1 .venv-engines/bin/python -W ignore examples/llm.py --engine vllm
 
 test: .venv/installed lint hub
 	$(BIN)/pytest -n 2
