@@ -31,10 +31,11 @@ test-intel: .venv-intel/installed
 	PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel
 	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel/test_kernels.py tests/intel/test_mutations.py
 
-# transformers and vLLM on the CPU: what both can run together, and then transformers alone in its newest version. Models this
-# small gain nothing from a second thread, and lose much where the machine is busy.
+# vLLM on the CPU, in a process of its own, since it does not start where Numba has been imported; then transformers, in the
+# version that goes with this vLLM and in its newest. Models this small gain nothing from a second thread.
 test-engines: .venv-engines/installed
-	OMP_NUM_THREADS=1 .venv-engines/bin/pytest -m "not law" tests/engines
+	OMP_NUM_THREADS=1 .venv-engines/bin/pytest tests/engines/test_vllm.py
+	OMP_NUM_THREADS=1 .venv-engines/bin/pytest -m "not law" tests/engines/test_llm.py tests/engines/test_transformers.py
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv-engines/newest .venv-engines/bin/pytest -n 2 tests/engines/test_transformers.py
 
 # On a machine with a GPU, with the torch and Triton (and pytest, hypothesis, kernels) of that machine's Python.

@@ -19,7 +19,7 @@ def register():
     if sampler.rejection_sample.__module__ == __name__:
         return
     expected, found = (tuple(signature(f).parameters) for f in (verify, sampler.rejection_sample))
-    if found[: len(expected)] != expected:  # vLLM before 0.12 passes probabilities
+    if found[: len(expected)] != expected:  # older versions pass probabilities
         logger.warning("rejection_sample: expected the arguments %s, got %s. It is left as it is.", expected, found)
         return
     sampler.rejection_sample = in_place_of(sampler.rejection_sample)

@@ -73,6 +73,13 @@ def z(tokens, law):
     return (((counts - expected) ** 2 / expected).sum().item() - freedom) / (2 * freedom) ** 0.5
 
 
+def z_of_tokens(tokens, model):
+    """z of each of the first three tokens of texts [N, 3 or more], printed too: `pytest -rP` shows it."""
+    values = [z(column, law) for column, law in zip(tokens.T, marginals(model))]
+    print("z of tokens 1 to 3:", *(f"{value:+.2f}" for value in values))
+    return values
+
+
 def generous(verify, factor=1.2):
     """A wrong verify: a draft stands with a probability 1.2 times too large."""
 

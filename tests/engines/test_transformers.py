@@ -1,5 +1,8 @@
 """transformers' assisted generation: the target's law, greedy ids as they were, and seeds that reproduce."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import set_seed
@@ -70,8 +73,7 @@ def test_law(kind, model, drafting, calls):
     set_seed(1)
     tokens = sampled(model, laws.REQUESTS, drafting[kind])
     assert len(calls) >= laws.REQUESTS and all((probs is None) == (kind == "lookup") for probs in calls)
-    for i, law in enumerate(laws.marginals(model)):
-        assert abs(laws.z(tokens[:, i], law)) < laws.LIMIT, f"token {i + 1}"
+    assert max(map(abs, laws.z_of_tokens(tokens, model))) < laws.LIMIT
 
 
 @pytest.mark.law
@@ -86,7 +88,7 @@ def test_law_catches_a_generous_acceptance(kind, model, drafting, monkeypatch):
     monkeypatch.setattr(sv, "verify", wrong)
     set_seed(1)
     tokens = sampled(model, laws.REQUESTS // 3, drafting[kind])
-    assert max(laws.z(tokens[:, i], law) for i, law in enumerate(laws.marginals(model))) > laws.LIMIT
+    assert max(laws.z_of_tokens(tokens, model)) > laws.LIMIT
 
 
 @pytest.mark.parametrize("kind", ["assistant", "early exit", "lookup"])
@@ -118,6 +120,15 @@ def test_lossy_ensembles_are_left_alone(calls):
     with engine.patched():
         tokens, accepted = utils._speculative_sampling(ids, q, 1, p, assistant_ensemble_weight=0.0)
     assert tokens.tolist() == [[1, 0]] and accepted == 1 and not calls
+
+
+def test_document(model, draft, calls):
+    """The code of docs/ENGINES.md, with a model, its draft and a prompt."""
+    document = Path(__file__).parents[2] / "docs" / "ENGINES.md"
+    (block,) = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+    names = {"model": model, "assistant": draft, "prompt": {"input_ids": torch.tensor([laws.prompt(model)])}}
+    exec(block, names)
+    assert names["ids"].shape == (1, laws.V + 64) and calls
 
 
 def test_patching_is_undone():

@@ -130,8 +130,7 @@ def z_of_tokens_2_and_3(engine, model, requests):
     """The engine's first token is its own: there are no drafts yet."""
     options = {"temperature": 1.0, "top_k": laws.TOP_K, "max_tokens": 4}
     tokens = torch.tensor(generate(engine, [laws.prompt(model)] * requests, options))
-    laws_of_tokens = laws.marginals(model)
-    return [laws.z(tokens[:, i], laws_of_tokens[i]) for i in (1, 2)]
+    return laws.z_of_tokens(tokens, model)[1:]
 
 
 def test_law(engine, model, calls):
