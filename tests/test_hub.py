@@ -146,6 +146,10 @@ def test_metadata(hub, backend, tmp_path):
         metadata.digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, variant))
 
 
+def test_engines_are_left_out(hub):
+    assert not list((hub / "build").rglob("*engines*"))
+
+
 def test_rebuild_is_clean(tmp_path):
     stale = tmp_path / "build" / "torch-cpu" / "stale.py"
     stale.parent.mkdir(parents=True)

@@ -37,6 +37,13 @@ assert not new & {"triton", "numba", "kernels", "huggingface_hub", "numpy", "hyp
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_engines_are_imported_on_use(engine):
+    paths = os.pathsep.join((str(ROOT / "torch-ext"), str(ROOT / "engines")))
+    result = run(f"import sys, spec_verify_engines.{engine}; assert '{engine}' not in sys.modules", PYTHONPATH=paths)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("library", ["triton", "numba"])
 def test_works_without_optional_library(library):
     """CPU builds of torch have no Triton: eager and the reference run, and asking by name is an error that says why."""
@@ -117,6 +124,7 @@ raise SystemExit(report.main())
 
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS.remove(ROOT / "docs" / "ENGINES.md")  # tests/engines runs it, with its engines
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -1,0 +1,141 @@
+"""The rejection sampler of vLLM's V1 engine, by `spec_verify_xpu.verify_varlen`: a plugin. See docs/ENGINES.md."""
+
+import logging
+from inspect import signature
+from itertools import accumulate
+
+import torch
+
+import spec_verify_xpu as sv
+
+logger = logging.getLogger("vllm.spec_verify_xpu")  # vLLM shows what comes below its own name
+
+
+def register():
+    """What vLLM calls in each of its processes, as an entry point of `vllm.general_plugins`. Calling it again does nothing."""
+    import vllm.v1.sample.rejection_sampler as sampler
+    from vllm.platforms import current_platform
+
+    if sampler.rejection_sample.__module__ == __name__:
+        return
+    expected, found = (tuple(signature(f).parameters) for f in (verify, sampler.rejection_sample))
+    if found[: len(expected)] != expected:  # older versions pass probabilities
+        logger.warning("rejection_sample: expected the arguments %s, got %s. It is left as it is.", expected, found)
+        return
+    sampler.rejection_sample = in_place_of(sampler.rejection_sample)
+    logger.info("Drafts are verified by spec_verify_xpu. VLLM_PLUGINS switches it off.")
+    if current_platform.is_cpu():
+        repair_at_first_step(sampler)
+
+
+def in_place_of(original):
+    def rejection_sample(*arguments, **options):
+        """Rules other than the lossless one are left to vLLM, and so are batches that have no chance in them."""
+        *_, sampling_metadata = arguments
+        is_other_rule = options.get("synthetic_mode") or options.get("fly_window_size") is not None
+        if is_other_rule or sampling_metadata.all_greedy:
+            return original(*arguments, **options)
+        return verify(*arguments)
+
+    return rejection_sample
+
+
+def verify(
+    draft_token_ids,
+    num_draft_tokens,
+    max_spec_len,
+    cu_num_draft_tokens,
+    draft_probs,
+    target_logits,
+    bonus_token_ids,
+    sampling_metadata,
+):
+    """The tokens of a step of B requests with T drafts in all: int32 [B, max_spec_len + 1], padded with -1.
+
+    Parameters
+    ----------
+    draft_token_ids
+        [T], request after request; -1 is a draft that does not count.
+    num_draft_tokens
+        How many of them are whose: B ints.
+    cu_num_draft_tokens
+        Their running sums [B], on the device.
+    draft_probs
+        What the drafts were drawn from [T, V], or None.
+    target_logits
+        Processed [T, V]: their softmax is the target's distribution. The row of a greedy request is compared as it is.
+    bonus_token_ids
+        The token of each request whose drafts all stand [B, 1], which vLLM has drawn.
+    sampling_metadata
+        vLLM's: temperature [B], 0 for greedy requests, and a generator for each request that has a seed.
+    """
+    T, V = target_logits.shape
+    B, device = len(num_draft_tokens), target_logits.device
+    if T == 0:
+        return bonus_token_ids.int()
+
+    ends, draft = cu_num_draft_tokens.long(), torch.arange(T, device=device)
+    request = torch.searchsorted(ends, draft, right=True)  # [T], whose draft it is
+    probs = target_logits.softmax(-1, dtype=torch.float32)
+    if not sampling_metadata.all_random:  # the target of a greedy request is sure of its largest logit
+        greedy = (sampling_metadata.temperature == 0)[request]  # [T]
+        best = draft, target_logits.argmax(-1)
+        sure = torch.where(greedy, 1, probs[best])
+        probs.masked_fill_(greedy[:, None], 0)[best] = sure
+
+    # The row after a request's drafts is sure of the bonus token.
+    bonus = ends + torch.arange(B, device=device)
+    rows = probs.new_empty(T + B, V).index_copy_(0, draft + request, probs).index_fill_(0, bonus, 0)
+    rows[bonus, bonus_token_ids[:, 0]] = 1
+
+    accept, sample = (torch.empty(n, dtype=torch.int64, device=device).random_() for n in (T, T + B))  # 63 bits each
+    starts = [0, *accumulate(num_draft_tokens)]
+    for b, generator in sampling_metadata.generators.items():  # as many draws as drafts: none leaves the generator as it is
+        drafts = slice(starts[b], starts[b + 1])
+        accept[drafts].random_(generator=generator)
+        sample[b:][drafts].random_(generator=generator)
+
+    emitted = torch.empty(B, max_spec_len + 1, dtype=torch.int32, device=device)
+    sv.verify_varlen(
+        draft_token_ids,
+        draft_probs,
+        rows,
+        torch.nn.functional.pad(ends, (1, 0)),
+        max_spec_len,
+        accept,
+        sample,
+        emitted=emitted,
+        impl="eager" if device.type == "cpu" else "triton",  # vLLM on the CPU fails to start once Numba is imported
+    )
+    return emitted
+
+
+def repair_at_first_step(sampler):
+    """Work around what is wrong with sampling in vLLM's CPU engine (0.32), where a probe finds it wrong, before the first step.
+
+    Not earlier, since vLLM puts its CPU kernels in place after it has loaded plugins.
+    """
+    constrain = sampler.apply_sampling_constraints
+
+    def constrain_where_there_are_drafts(logits, *rest):
+        return constrain(logits, *rest) if len(logits) else logits
+
+    def first_step(*arguments):
+        sampler.apply_sampling_constraints = constrain
+        # Float and int32 values are written into an int64 copy, so that temperatures and top-p are uninitialised memory.
+        ends = torch.tensor([1, 3], dtype=torch.int32)
+        if sampler.expand_batch_to_tokens(torch.tensor([0.25, 0.75]), ends, 3).tolist() != [0.25, 0.75, 0.75]:
+            sampler.expand_batch_to_tokens = expand_batch_to_tokens
+        try:  # top-k without top-p takes the largest of no values in a step without drafts, as the first one is
+            sampler.apply_top_k_top_p(torch.empty(0, 2), torch.empty(0, dtype=torch.int32), None)
+        except (RuntimeError, IndexError):
+            sampler.apply_sampling_constraints = constrain_where_there_are_drafts
+        return sampler.apply_sampling_constraints(*arguments)
+
+    sampler.apply_sampling_constraints = first_step
+
+
+def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
+    """x [B] repeated for each request's drafts, [num_tokens], with one of its values replaced."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)
