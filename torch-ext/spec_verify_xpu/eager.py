@@ -19,6 +19,7 @@ def verify(call):
     if call.cu_drafts is None:
         start = first_row = torch.zeros_like(sequence)
         length = K if call.lengths is None else call.lengths[:, None]
+        drafts = rows = slice(None), slice(K)  # views, where a ragged batch needs gathers
     else:
         names = "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample"
         call = call._replace(**{name: x[None] for name in names if (x := getattr(call, name)) is not None})
@@ -29,8 +30,9 @@ def verify(call):
         sequence, first_row = torch.zeros_like(sequence), start + sequence
     position = torch.arange(K, device=sequence.device)
     counts = position < length  # [B, K] or [K]
-    drafts = sequence, within(start + position, call.draft_tokens)  # indices of [B, K]
-    rows = sequence, within(first_row + position, call.target_probs)
+    if call.cu_drafts is not None:
+        drafts = sequence, within(start + position, call.draft_tokens)  # indices of [B, K]
+        rows = sequence, within(first_row + position, call.target_probs)
     tokens = call.draft_tokens[drafts].long()
 
     if call.all_greedy:
@@ -58,8 +60,8 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     else:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
-    p = fixed(target_probs[rows + (tokens.clamp(0, V - 1),)])
-    q = ONE if draft_probs is None else fixed(draft_probs[drafts + (tokens.clamp(0, V_draft - 1),)])
+    p = fixed(probs_of(target_probs, rows, tokens.clamp(0, V - 1)))
+    q = ONE if draft_probs is None else fixed(probs_of(draft_probs, drafts, tokens.clamp(0, V_draft - 1)))
     is_accepted = is_draft & (scale(accept, q) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
@@ -115,6 +117,13 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
 def within(index, x):
     """An index into x's second dimension; what does not count may lie past its end."""
     return index.clamp(max=max(x.shape[1] - 1, 0))
+
+
+def probs_of(probs, index, ids):
+    """The probabilities of ids [B, K] in the rows that index stands for."""
+    if isinstance(index[1], slice):  # half the time of the general form
+        return probs[index].gather(2, ids[:, :, None])[:, :, 0]
+    return probs[index + (ids,)]
 
 
 def row_of(x, sequence, index):
