@@ -82,7 +82,7 @@ def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monk
     config = pytest.importorskip("spec_verify_xpu.gpu.config")
     batch = random_batch(4, 3, 608 if aligned else 601).to(device)  # a part of a chunk at the end of each
     whole = torch.stack(batch.verify("eager"))
-    tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2, sums=(128, 1024))
+    tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2, positions=16, sums=(128, 1024))
     monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda *_: tiles)
     monkeypatch.setattr(sv.repeats, "known", {})  # which were planned for other tiles
     assert torch.equal(torch.stack(batch.verify("triton")), whole)

@@ -120,7 +120,7 @@ def verify(
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
     rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy)
-    outputs = emitted, *(out if type(out) is tuple else NEITHER)
+    outputs = emitted, *(NEITHER if out is None else pair_of(out))
     arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *outputs, dtype, impl, None
     if generator is None and not is_compiling() and (result := repeat(arguments)):
         return result
@@ -185,7 +185,7 @@ def verify_varlen(
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
     rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy)
-    outputs = emitted, *(out if type(out) is tuple else NEITHER)
+    outputs = emitted, *(NEITHER if out is None else pair_of(out))
     arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *outputs, dtype, impl, max_drafts
     if generator is None and not is_compiling() and (result := repeat(arguments)):
         return result
@@ -352,9 +352,9 @@ def warmup(
 ) -> float:
     """Compile ahead of the first request, or load what an earlier process compiled: all that calls of these dtypes need.
 
-    They then compile nothing, whatever the batch, the number of drafts up to 31, and the vocabulary. Compiled for NVIDIA are
-    8 kernels at most. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each tensor that calls
-    bring, None or False for what they leave out.
+    They then compile nothing, whatever the batch, the number of drafts from 1 to 31, and the vocabulary. For NVIDIA 8 kernels
+    are compiled at most. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each tensor that
+    calls bring, None or False for what they leave out.
 
     Parameters
     ----------
@@ -403,6 +403,12 @@ def warmup(
     if call.accepted.device.type != "cpu":
         torch.get_device_module(call.accepted.device).synchronize(call.accepted.device)
     return time.perf_counter() - start
+
+
+def pair_of(out):
+    """Two tensors that were given as out. What cannot be right is given back twice, for the validation to refuse it."""
+    is_pair = isinstance(out, (tuple, list)) and len(out) == 2 and out[0] is not None and out[1] is not None
+    return tuple(out) if is_pair else (out, out)
 
 
 def dense_call(inputs, generator, dtype, out, emitted, impl):

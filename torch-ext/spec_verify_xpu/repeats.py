@@ -18,16 +18,21 @@ try:
 except ImportError:
     TensorGuards = None  # type: ignore[assignment, misc]
 
-MOST_KNOWN = 4096  # shapes
+DEVICE_TYPE = "cuda"  # where launches are kept
+MOST_KNOWN = 4096  # shapes, with at most 8 layouts each
 MOST_SHARED = 8192  # words of scratch that stay allocated for as long as the outputs of the same allocation live
 
 known: dict = {}  # by target_probs.shape: functions of a call's arguments, each for calls of one layout
 
 
 def repeat(arguments):
-    """The result of a call of a known layout, else None. arguments are the tensors of ops.Call, in its order, and options."""
+    """The result of a call of a known layout, else None.
+
+    arguments are the tensors of ops.Call, in its order, then dtype, impl and max_drafts.
+    """
     target = arguments[2]
-    if type(target) is torch.Tensor:  # not a subclass, which would want to see what is done with it
+    # Subclasses and modes want to see what is dispatched.
+    if type(target) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
         for run in known.get(target.shape, ()):
             result = run(arguments)
             if result is not None:
@@ -37,58 +42,66 @@ def repeat(arguments):
 
 def remember(arguments, call, impl):
     """Keep what is needed to repeat a call that has run."""
-    given = arguments[: len(call.tensors())]
-    is_plain = (
-        TensorGuards is not None and call.target_probs.is_cuda and all(x is None or type(x) is torch.Tensor for x in given)
-    )
-    if not is_plain or torch._C._len_torch_dispatch_stack():  # the last: something wants to see what is dispatched
+    tensors = arguments[:-3]
+    is_plain = call.target_probs.device.type == DEVICE_TYPE and all(x is None or type(x) is torch.Tensor for x in tensors)
+    is_watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
+    if TensorGuards is None or is_watched or not is_plain:
         return
-    if not all(map(is_, given[:-2], call.tensors().values())):  # randomness was drawn in the call
+    is_current = torch._C._cuda_getDevice() == call.accepted.device.index
+    if not is_current or not all(map(is_, tensors[:-2], call.tensors().values())):  # or randomness was drawn in the call
         return
-    module = implementation("cuda", impl)
+    module = implementation(DEVICE_TYPE, impl)
     kept = module.kept(call) if hasattr(module, "kept") else None
     if kept:
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        runs = known.setdefault(call.target_probs.shape, [])
-        runs[:] = [repeater(arguments, call, *kept), *runs[:7]]
+        run = repeater(arguments, call, *kept)
+        if run:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            runs = known.setdefault(call.target_probs.shape, [])
+            runs[:] = [run, *runs[:7]]
 
 
-def repeater(arguments, call, words, greedy_words, is_aligned, kept):
+def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     """What repeats a call with tensors of these layouts and equal options, and returns None for any other call.
 
-    From words on it takes what gpu/launch.py has kept of the call.
+    From words on it takes what gpu/launch.py has kept of the call. None if not even this call would be repeated.
     """
-    import triton
+    from .gpu.handles import is_hooked
 
+    *tensors, dtype, impl, max_drafts = arguments
+    take = itemgetter(*[i for i, x in enumerate(tensors) if x is not None])
+    absent = itemgetter(*[i for i, x in enumerate(tensors) if x is None])
+    nothing = absent(tensors)
+    is_laid_out_alike = TensorGuards(*take(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if not is_laid_out_alike(*take(tensors)):  # one tensor given as two arguments
+        return None
     result_of = tuple.__new__  # past the named tuple's own, which takes longer
-    take = itemgetter(*[i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)])
-    others = itemgetter(*[i for i, x in enumerate(arguments) if not isinstance(x, torch.Tensor)])
-    same = others(arguments)
-    is_laid_out_alike = TensorGuards(*take(arguments), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    current_device, current_stream, hooks = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, triton.knobs.runtime
-    address_of = torch.Tensor.data_ptr
-    device_index, B, dtype = call.accepted.device.index, len(call.accepted), call.accepted.dtype
+    address_of, current_device = torch.Tensor.data_ptr, torch._C._cuda_getDevice
+    device_index, B, result_dtype = call.accepted.device.index, len(call.accepted), call.accepted.dtype
     draft, target = (1, 2) if call.draft_probs is not None else (1, 1)
-    brings_out = take(arguments)[-1] is call.next_token
+    rows = [x for x in (call.draft_probs, call.target_probs) if x is not None]
+    can_be_aligned = all(n % 16 == 0 for x in rows for n in (*x.stride()[:-1], x.shape[-1]))
+    brings_out = tensors[-1] is not None
     written = slice(-2 * brings_out - (call.emitted is not None), None)
-    in_one = not brings_out and dtype == torch.int64 and words + greedy_words <= MOST_SHARED
-    lock, write, ((first, launch_first), (second, launch_second)) = kept.lock, kept.write, kept.launches
+    in_one = not brings_out and result_dtype == torch.int64 and words + greedy_words <= MOST_SHARED
+    half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
 
     def run(arguments):
-        if others(arguments) != same:
+        if not all(map(is_, absent(arguments), nothing)) or type(arguments[-1]) is not type(max_drafts):
             return None
         given = take(arguments)
-        if not is_laid_out_alike(*given) or current_device() != device_index or hooks.launch_enter_hook.calls:
+        if arguments[-3:] != (dtype, impl, max_drafts) or not is_laid_out_alike(*given):
+            return None
+        if current_device() != device_index or is_hooked():
             return None
         addresses = [*map(address_of, given)]
-        if is_aligned and (addresses[draft] | addresses[target]) % 16:
+        if can_be_aligned and ((addresses[draft] | addresses[target]) % 16 == 0) is not was_aligned:
             return None
         if in_one:  # an allocation costs as much as two parts of one
-            scratch = empty((2 * B + words + greedy_words,), (1,), torch.int64)
-            accepted, next_token = part_of(scratch, (B,), (1,), 0), part_of(scratch, (B,), (1,), B)
+            scratch = empty((2 * half + words + greedy_words,), (1,), torch.int64)
+            accepted, next_token = part_of(scratch, (B,), (1,), 0), part_of(scratch, (B,), (1,), half)
             at = scratch.data_ptr()
-            addresses += at, at + 8 * B, at + 16 * B, at + 16 * B + 8 * words
+            addresses += at, at + 8 * half, at + 16 * half, at + 16 * half + 8 * words
         else:
             if brings_out:
                 accepted, next_token = given[-2:]
@@ -98,12 +111,7 @@ def repeater(arguments, call, words, greedy_words, is_aligned, kept):
             scratch = empty((words + greedy_words,), (1,), torch.int64)
             at = scratch.data_ptr()
             addresses += at, at + 8 * words
-        with lock:
-            write(*addresses)
-            first.stream = second.stream = current_stream(device_index)
-            error = launch_first() or launch_second()
-        if error:
-            kept.run(addresses)  # which knows what to do
+        launch(addresses)
         if written.start:
             torch._C._increment_version(given[written])  # they were written behind torch's back
         return result_of(VerifyResult, (accepted, next_token))

@@ -14,6 +14,7 @@ class Config:
     limbs: bool  # sum 22-bit limbs in 32 bits
     sum_warps: int
     locate_warps: int
+    positions: int  # drafts that are tested at once, at least: a warp of them
     sums: tuple  # how many of them the second kernel searches: one compiled kernel for each
 
     def segment(self, aligned):
@@ -31,17 +32,17 @@ class Config:
 # NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured
 # (docs/PERFORMANCE.md). A warp owns a chunk, so its sum needs no barrier. Few kernels are compiled: a pair for each of these,
 # one more pair, of the wide one, for rows that are not aligned, and its search in twice as many sums.
-CUDA = Config(chunk=256, chunks=4, lanes=32, limbs=False, sum_warps=4, locate_warps=4, sums=(512,))
-CUDA_WIDE = Config(chunk=512, chunks=2, lanes=32, limbs=False, sum_warps=2, locate_warps=4, sums=(512, 1024))
+CUDA = Config(256, 4, 32, limbs=False, sum_warps=4, locate_warps=4, positions=32, sums=(512,))
+CUDA_WIDE = Config(512, 2, 32, limbs=False, sum_warps=2, locate_warps=4, positions=32, sums=(512, 1024))
 
 # Intel: limbs, since Gen12LP has no native 64-bit integers, and one warp a chunk. Nothing spills: what 8 warps of 16 hold is
 # within a work-group of any device, and 128 registers a thread. Long chunks spend least on finding the refused position
 # again; short ones give every hardware thread work where rows are few.
-XPU = Config(chunk=512, chunks=8, lanes=16, limbs=True, sum_warps=8, locate_warps=8, sums=(128, 256, 512, 1024))
-XPU_FEW_ROWS = Config(chunk=128, chunks=8, lanes=16, limbs=True, sum_warps=8, locate_warps=8, sums=(128, 256, 512))
+XPU = Config(512, 8, 16, limbs=True, sum_warps=8, locate_warps=8, positions=16, sums=(128, 256, 512, 1024))
+XPU_FEW_ROWS = Config(128, 8, 16, limbs=True, sum_warps=8, locate_warps=8, positions=16, sums=(128, 256, 512))
 
 # Triton's interpreter runs a program's operations one by one, and scans of two numbers entry by entry: few and plain ones.
-INTERPRETER = Config(chunk=512, chunks=2, lanes=512, limbs=False, sum_warps=4, locate_warps=4, sums=(128, 256, 512, 1024))
+INTERPRETER = Config(512, 2, 512, limbs=False, sum_warps=4, locate_warps=4, positions=16, sums=(128, 256, 512, 1024))
 
 
 def for_cuda(B, V, aligned, threads):

@@ -1,8 +1,8 @@
 """Launching kernels by the CUDA driver: what kernel[grid] does anew at each call, most of a launch, is done once.
 
-Ours are compiled for dtypes and constants alone. So launches can be kept by those, their grids and their integers, and need
-addresses only. How a compiled kernel is called is Triton's own affair; its assembly tells whether it is called as this
-module knows. Where it is not, or is not NVIDIA's, and while a profiler hooks launches, kernel[grid] runs it.
+Ours are compiled for dtypes and constants alone. So launches can be kept by those, and need addresses, integers and grids.
+How a compiled kernel is called is Triton's own affair; its assembly tells whether it is called as this module knows. Where it
+is not, or is not NVIDIA's, and while a profiler hooks launches, kernel[grid] runs it.
 """
 
 import ctypes
@@ -16,7 +16,6 @@ import torch
 import triton
 
 INT32 = range(-(2**31), 2**31)
-MOST_KEPT = 4096
 OVERLAPPED = 6  # the driver's CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 
@@ -41,7 +40,8 @@ class Launch(NamedTuple):
 
     def key(self):
         """Without the kernel and `overlap` themselves, which Triton hashes anew, sources and all."""
-        return id(self.kernel), self.grid, self.integers, self.constants, self.options["num_warps"]
+        widths = tuple([x in INT32 for x in self.integers])
+        return id(self.kernel), widths, self.constants, self.options["num_warps"]
 
 
 def launch(launches, tensors, device, keeps):
@@ -51,39 +51,56 @@ def launch(launches, tensors, device, keeps):
             x.run(tensors)
         return
     key = key_of(launches, tensors, device)
-    kept = kept_launches.get(key)
-    if kept is not None:
-        kept.run([x.data_ptr() for x in tensors.values() if x is not None])
-        return
-    names = [name for name, x in tensors.items() if x is not None]
-    compiled = [(x, x.run(tensors)) for x in launches]
-    known = [is_called_as_known(kernel, x, names) for x, kernel in compiled]
-    if all(known):
-        if len(kept_launches) >= MOST_KEPT:
-            kept_launches.clear()
-        kept_launches[key] = KeptLaunches(compiled, names, device)
+    if key not in kept_launches:
+        names = [name for name, x in tensors.items() if x is not None]
+        compiled = [(x, x.run(tensors)) for x in launches]
+        known = [is_called_as_known(kernel, x, names) for x, kernel in compiled]
+        kept_launches[key] = KeptLaunches(compiled, names, device) if all(known) else None
+    elif kept_launches[key]:
+        addresses = [x.data_ptr() for x in tensors.values() if x is not None]
+        kept_launches[key].run(*numbers_of(launches), addresses)
+    else:
+        for x in launches:
+            x.run(tensors)
 
 
 def key_of(launches, tensors, device):
+    """What launches are kept by: few for one set of dtypes, since neither grids nor integers' values are in it."""
     dtypes = tuple([x if x is None else x.dtype for x in tensors.values()])
     return device.index, dtypes, *(x.key() for x in launches)
 
 
+def numbers_of(launches):
+    """(grids, integers) of launches, as KeptLaunches takes them."""
+    return [x.grid for x in launches], [number for x in launches for number in x.integers]
+
+
 class KeptLaunches:
-    """Compiled kernels with all but the addresses of the named tensors."""
+    """Compiled kernels, called with the addresses of the named tensors, a grid for each kernel, and the integers of all."""
 
     def __init__(self, compiled, names, device):
-        addresses = (ctypes.c_uint64 * len(names))()
+        counts = [len(x.integers) for x, _ in compiled]
+        # Their parameters, 8 bytes each: the addresses, and behind each kernel's integers two zeros: see is_called_as_known.
+        self.values = (ctypes.c_uint64 * (len(names) + sum(counts) + 2 * len(counts)))()
+        layout = struct.Struct(f"{len(names)}Q" + "".join(f"{count}q16x" for count in counts))
+        self.write = functools.partial(layout.pack_into, self.values, 0)
         self.device_index = device.index
-        self.lock = threading.Lock()  # of the addresses, and of each launch's settings
-        self.write = functools.partial(struct.Struct(f"{len(names)}Q").pack_into, addresses, 0)
-        self.launches = [driver_launch(kernel, x, names, addresses) for x, kernel in compiled]
+        self.lock = threading.Lock()  # of the values, and of each launch's settings
+        at = ctypes.addressof(self.values)
+        addresses = {name: at + 8 * i for i, name in enumerate(names)}
+        self.launches, at = [], at + 8 * len(names)
+        for x, kernel in compiled:
+            ours = [addresses[name] for name in x.pointers if name in addresses]
+            numbers = range(at, at + 8 * (len(x.integers) + 2), 8)
+            self.launches.append(driver_launch(kernel, [*ours, *numbers]))
+            at = numbers.stop
 
-    def run(self, addresses):
+    def run(self, grids, integers, addresses):
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         with self.lock:
-            self.write(*addresses)
-            for settings, launch in self.launches:
+            self.write(*addresses, *integers)
+            for (settings, launch), grid in zip(self.launches, grids):
+                settings.x, settings.y, settings.z = grid
                 settings.stream = stream
                 if error := launch():
                     self.again(launch, error)
@@ -97,18 +114,13 @@ class KeptLaunches:
             raise RuntimeError(f"the CUDA driver could not launch a kernel: error {error}")
 
 
-def driver_launch(compiled, launch, names, addresses):
-    """(settings, the driver's call) of a compiled kernel that finds the addresses of the named tensors in `addresses`."""
-    integers = (ctypes.c_int64 * (len(launch.integers) + 2))(*launch.integers)  # and two zeros: see is_called_as_known
-    at, integers_at = ctypes.addressof(addresses), ctypes.addressof(integers)
-    parameters = [at + 8 * names.index(name) for name in launch.pointers if name in names]
-    parameters += range(integers_at, integers_at + 8 * len(integers), 8)
+def driver_launch(compiled, parameters):
+    """(settings, the driver's call) of a compiled kernel that finds its parameters at these addresses."""
     parameters = (ctypes.c_void_p * len(parameters))(*parameters)
     attribute = Attribute(OVERLAPPED, 0, (1,))
     attributes = (ctypes.addressof(attribute), 1) if compiled.metadata.launch_pdl else (None, 0)
-    block = 32 * compiled.metadata.num_warps, 1, 1
-    settings = Settings(launch.grid, block, compiled.metadata.shared, None, *attributes)
-    settings.kept = compiled, addresses, integers, parameters, attribute  # for as long as the driver may read them
+    settings = Settings(1, 1, 1, 32 * compiled.metadata.num_warps, 1, 1, compiled.metadata.shared, None, *attributes)
+    settings.kept = compiled, parameters, attribute  # for as long as the driver may read them
     arguments = ctypes.addressof(settings), compiled.function, ctypes.addressof(parameters), None
     return settings, functools.partial(driver().cuLaunchKernelEx, *map(ctypes.c_void_p, arguments))
 
@@ -123,9 +135,7 @@ class Settings(ctypes.Structure):
     """The driver's CUlaunchConfig."""
 
     _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
+        *((name, ctypes.c_uint) for name in ("x", "y", "z", "block_x", "block_y", "block_z", "shared")),
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
@@ -154,4 +164,5 @@ def keeps_launches(device):
 
 def is_hooked():
     """Whether something, a profiler, wants to see Triton's launches."""
-    return bool(triton.knobs.runtime.launch_enter_hook.calls)
+    hooks = triton.knobs.runtime
+    return any(getattr(x, "calls", x) for x in (hooks.launch_enter_hook, hooks.launch_exit_hook))

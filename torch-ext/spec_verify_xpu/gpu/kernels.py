@@ -68,6 +68,15 @@ def first_refused(tokens, draft, target, uniforms, seed, offset, start, draft_ro
 
 
 @triton.jit
+def bits_of_draw(uniforms, seed, offset, position, exists, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr):
+    """63 bits for the draw at a position, or at each of several."""
+    if seed is None:
+        return bits(tl.load(uniforms + position, mask=exists, other=0), FLOAT64)
+    else:
+        return random_bits(tl.load(seed), tl.load(offset), position.to(tl.int32), PURPOSE)
+
+
+@triton.jit
 def load_entries(row, v, end, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
     """Entries v [n, m] of a row, and which of them exist: from `end` on, they are 0, or with LIMBS others are repeated.
 
@@ -275,7 +284,7 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
         if release is not None:
             release()  # not before: locate's programs would take room, and have nothing to do yet
         sums = chunk_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, SEGMENT, LIMBS)
-        tl.store(scratch + HEADER + chunk, sums, mask=chunk < chunks)
+        tl.store(scratch + HEADER + chunk, sums, mask=chunk < even(chunks))  # one past the last is 0
         if c == 0:
             tl.store(scratch, n)
             tl.store(scratch + 1, token.to(tl.int64))
@@ -288,20 +297,23 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
            ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it.
 
-    What does not depend on the first kernel, the draws' bits and the drafts to emit, is loaded before that has ended.
+    What does not depend on the first kernel, the draws' bits and the drafts to emit, is loaded before that has ended (where
+    limbs are summed launches never overlap, and the bits of one draw are fewer).
     """
     ALL_GREEDY: tl.constexpr = uniform_sample is None and seed is None
+    EARLY: tl.constexpr = not (LIMBS or (ALL_GREEDY or POSITIONS > 256))  # the bits of more draws fit no registers
     b = tl.program_id(0).to(tl.int64)
     scratch += b * (HEADER + even(chunks))
     next_token += b
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     position = tl.arange(0, POSITIONS)
-    if ALL_GREEDY:
-        u = tl.zeros([POSITIONS], tl.int64)
-    elif seed is None:
-        u = bits(tl.load(uniform_sample + start + b + position, mask=position <= length, other=0), FLOAT64)
-    else:
-        u = random_bits(tl.load(seed + b), tl.load(offset + b), position, PURPOSE)
+    if seed is not None:
+        seed += b
+        offset += b
+    elif not ALL_GREEDY:
+        uniform_sample += start + b
+    if EARLY:
+        u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, FLOAT64, PURPOSE)
     is_greedy = tl.full((), ALL_GREEDY, tl.int1)
     if greedy is not None:
         is_greedy = tl.load(greedy + b) != 0
@@ -325,7 +337,12 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)
 
-        drawn, _ = sum_both(tl.where(position == n, u, 0), position, LIMBS)
+        if EARLY:
+            drawn, _ = sum_both(tl.where(position == n, u, 0), position, LIMBS)
+        elif ALL_GREEDY:
+            drawn = n
+        else:
+            drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, FLOAT64, PURPOSE)
         total, _ = sum_both(sums, i, LIMBS)
         cumulative = tl.cumsum(sums, 0)
         if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
@@ -342,8 +359,12 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
         chunk = tl.where(total > 0, chunk, 0)
         entry, running, mass = running_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
         running -= threshold - before
-        is_it = (running > 0) & (running <= mass) | (entry == tl.where(total > 0, -1, 0))  # token 0 of a row without mass
-        write_token(next_token, emitted, n, entry.to(tl.int64), is_it)
+        if LIMBS:  # counted, since what follows spills on some Intel GPUs
+            found = tl.where(total > 0, chunk * CHUNK + tl.sum((running <= 0).to(tl.int32)), 0)
+            write_token(next_token, emitted, n, found.to(tl.int64) + one, one == 0)
+        else:  # by the lane that has it
+            is_it = (running > 0) & (running <= mass) | (entry == tl.where(total > 0, -1, 0))  # token 0 of a row without mass
+            write_token(next_token, emitted, n, entry.to(tl.int64), is_it)
     tl.store(accepted + b, n)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from .config import CONFIGURATIONS, variants
-from .handles import Launch, keeps_launches, kept_launches, key_of, launch
+from .handles import Launch, is_hooked, keeps_launches, kept_launches, key_of, launch, numbers_of
 from .kernels import HEADER, locate, sum_chunks, write_tokens
 
 
@@ -62,13 +62,12 @@ def plan(call, aligned, config, sums):
     has_greedy = call.all_greedy or call.greedy is not None
     sizes = (K, T, V if call.draft_probs is None else call.draft_probs.shape[-1], V, chunks)
     strides = (*row_strides(call.draft_probs), *row_strides(call.target_probs))
-    positions = max(32, power_of_2(K + 1))
     sum_launch = Launch(
         sum_chunks, SUM_CHUNKS, (B, programs, K + 1 if call.all_greedy else 1),
         integers=(*sizes, *strides),
         constants=(
-            is_float64(call.uniform_accept), positions, aligned, config.chunk, config.segment(aligned), config.limbs,
-            config.chunks,
+            is_float64(call.uniform_accept), max(config.positions, power_of_2(K)), aligned, config.chunk,
+            config.segment(aligned), config.limbs, config.chunks,
         ),
         options={"num_warps": config.sum_warps, **on.sum_options},
         overlap=(on.release,),
@@ -77,7 +76,8 @@ def plan(call, aligned, config, sums):
         locate, LOCATE, (B, 1, 1),
         integers=(*sizes, programs, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
         constants=(
-            is_float64(call.uniform_sample), call.purpose, positions, aligned, config.chunk, config.limbs, sums,
+            is_float64(call.uniform_sample), call.purpose, max(config.positions, power_of_2(K + 1)), aligned, config.chunk,
+            config.limbs, sums,
         ),
         options={"num_warps": config.locate_warps, **on.locate_options},
         overlap=(on.wait,),
@@ -125,19 +125,20 @@ def as_read(call):
 
 
 def kept(call):
-    """Of a call that has run: (scratch in words, greedy scratch in words, whether it is aligned, handles.KeptLaunches).
+    """Of a call that has run what repeats.py needs: (scratch and greedy scratch in words, whether it was aligned, launch).
 
-    None where launches are not kept, or the kernels read copies of tensors.
+    `launch` takes the addresses of the call's tensors, scratch and greedy scratch. None where launches are not kept, or the
+    kernels read copies of tensors.
     """
     device, tensors = call.accepted.device, as_read(call)
     copied = any(x is not None and x.data_ptr() != tensors[name].data_ptr() for name, x in call.tensors().items())
-    if copied or call.draft_tokens.numel() == 0:
+    if copied or call.draft_tokens.numel() == 0 or is_hooked():
         return None
     aligned = is_aligned(call)
     words, greedy_words, launches = plan(call, aligned, *configure(call, aligned))
     scratch = call.accepted.new_empty(0, dtype=torch.int64)
-    launches = kept_launches.get(key_of(launches, {**tensors, "scratch": scratch, "bests": scratch}, device))
-    return launches and (words, greedy_words, aligned, launches)
+    found = kept_launches.get(key_of(launches, {**tensors, "scratch": scratch, "bests": scratch}, device))
+    return found and (words, greedy_words, aligned, functools.partial(found.run, *numbers_of(launches)))
 
 
 def emit(draft_tokens, accepted, next_token, pad, emitted):
