@@ -93,7 +93,7 @@ def test_imports_flow_one_way(module):
         "validation": {"rule"},
         "ops": {"_ops", "gpu", "compiled_cpu", "eager", "reference"},
         "compiled_cpu": {"fixed_point", "rule"},
-        "repeats": {"ops"},
+        "repeats": {"ops", "gpu.handles"},
         "api": {"ops", "repeats", "rule", "validation"},
         "metrics": {"validation"},
     }
