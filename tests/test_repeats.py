@@ -178,6 +178,22 @@ def test_what_is_known_is_bounded(launched, monkeypatch):
     assert max(len(runs) for runs in repeats.known.values()) == 8
 
 
+@pytest.mark.parametrize("B, T", [(0, 2), (2, 0), (2, 2)], ids=["no_sequences", "no_drafts", "some"])
+def test_batches_without_anything_to_launch_are_not_kept(B, T, monkeypatch):
+    """Their grids would be empty, or a kernel would get rows that are not there, though launches of their dtypes are kept."""
+
+    class Kept(dict):
+        def get(self, key):
+            return SimpleNamespace(run=print)
+
+    monkeypatch.setattr(launch, "kept_launches", Kept())
+    ends, numbers = torch.arange(B + 1) * (T // 2), torch.arange(B)
+    rows = torch.zeros(T, dtype=torch.int64), torch.rand(T, 16), torch.rand(T + B, 16)
+    inputs = *rows, None, None, numbers, numbers + 1, None, ends, None
+    call = sv.api.ragged_call(inputs, 2, None, torch.int64, None, None, "eager")
+    assert bool(launch.kept(call)) == (B * T > 0)
+
+
 class Driver:
     """Stands in for the CUDA driver: notes what it is called with, by its own structures, and answers with `errors`, then 0."""
 

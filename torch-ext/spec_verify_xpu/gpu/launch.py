@@ -132,7 +132,8 @@ def kept(call):
     """
     device, tensors = call.accepted.device, as_read(call)
     copied = any(x is not None and x.data_ptr() != tensors[name].data_ptr() for name, x in call.tensors().items())
-    if copied or call.draft_tokens.numel() == 0 or is_hooked():
+    is_empty = call.draft_tokens.numel() == 0 or call.accepted.numel() == 0
+    if copied or is_empty or is_hooked():
         return None
     aligned = is_aligned(call)
     words, greedy_words, launches = plan(call, aligned, *configure(call, aligned))
