@@ -54,14 +54,15 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     draft_probs, target_probs, V = call.draft_probs, call.target_probs, call.target_probs.shape[-1]
     V_draft = V if draft_probs is None else draft_probs.shape[-1]
 
-    is_draft = (tokens >= 0) & (tokens < V_draft) & counts  # [B, K]
+    ids = tokens.clamp(0, V_draft - 1)  # [B, K]
+    is_draft = (ids == tokens) & counts
     if call.seed is None:
         accept = bits(call.uniform_accept[drafts])
     else:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
-    p = fixed(probs_of(target_probs, rows, tokens.clamp(0, V - 1)))
-    q = ONE if draft_probs is None else fixed(probs_of(draft_probs, drafts, tokens.clamp(0, V_draft - 1)))
+    p = fixed(probs_of(target_probs, rows, ids if V_draft <= V else ids.clamp(max=V - 1)))
+    q = ONE if draft_probs is None else fixed(probs_of(draft_probs, drafts, ids))
     is_accepted = is_draft & (scale(accept, q) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
@@ -75,8 +76,9 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
         q_row = torch.zeros_like(p_row).scatter_(1, token.clamp(0, V - 1), float(ONE))
     else:
         q_row = scaled_(row_of(draft_probs, sequence, within(start + end, draft_probs)).float())[:, :V]
-    width = q_row.shape[1]
-    overlap = torch.minimum(q_row, p_row[:, :width], out=q_row)  # [B, width]
+        if V_draft < V:
+            q_row = torch.nn.functional.pad(q_row, (0, V - V_draft))
+    overlap = torch.minimum(q_row, p_row, out=q_row)  # [B, V]
     entries = p_row.new_empty((len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)
     target_sums, overlap_sums = chunk_sums(p_row, entries), chunk_sums(overlap, entries)  # [B, chunks]
     # Nothing is subtracted where a placeholder or no draft ended the row, nor where that would leave nothing.
@@ -91,7 +93,8 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
 
     chunk, before = first_above(sums, threshold, 0)
     at = chunk * CHUNK + torch.arange(CHUNK, device=chunk.device)  # [B, CHUNK]
-    weights = entries_at(p_row, at) - entries_at(overlap, at) * subtract
+    p_row, overlap = (row.gather(1, at.clamp(max=V - 1)).long() for row in (p_row, overlap))
+    weights = (p_row - overlap * subtract) * (at < V)
     entry, _ = first_above(weights, threshold, before)
     return end[:, 0], torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
 
@@ -139,12 +142,6 @@ def chunk_sums(row, entries):
     entries.flatten(1)[:, :n] = row
     entries.flatten(1)[:, n:] = 0
     return entries.sum(-1)
-
-
-def entries_at(row, at):
-    """Entries [B, m] of a row [B, n] as int64, 0 past its end."""
-    n = row.shape[1]
-    return row.gather(1, at.clamp(max=n - 1)).long() * (at < n)
 
 
 def first_above(weights, threshold, before):
