@@ -387,13 +387,20 @@ def warmup(
     def tensor(dtype, *shape):
         return None if dtype is None else torch.zeros(shape, dtype=dtype, device=device)
 
-    sizes = (1,) if cu_drafts else (1, 1)  # one sequence of one draft, with as many rows as make 16 bytes in any dtype
-    last = [*sizes[:-1], 2]
+    one, two = ((1,), (2,)) if cu_drafts else ((1, 1), (1, 2))  # one sequence of one draft, and its rows
+    chance = uniforms if not seed else None
+    numbers = torch.int64 if seed else None
     inputs = (
-        *(tensor(draft_tokens, *sizes), tensor(draft_probs, *sizes, 16), tensor(target_probs, *last, 16)),
-        *(tensor(None if seed else uniforms, *sizes), tensor(None if seed else uniforms, *last)),
-        *(tensor(torch.int64 if seed else None, 1), tensor(torch.int64 if seed else None, 1)),
-        *(tensor(lengths, 1), tensor(cu_drafts, 2), tensor(torch.bool if greedy else None, 1)),
+        tensor(draft_tokens, *one),
+        tensor(draft_probs, *one, 16),  # as many entries as are read at once
+        tensor(target_probs, *two, 16),
+        tensor(chance, *one),
+        tensor(chance, *two),
+        tensor(numbers, 1),
+        tensor(numbers, 1),
+        tensor(lengths, 1),
+        tensor(cu_drafts, 2),
+        tensor(torch.bool if greedy else None, 1),
     )
     more = None, dtype, None, tensor(emitted, 1, 2), impl
     call = ragged_call(inputs, 1, *more) if cu_drafts else dense_call(inputs, *more)
@@ -411,33 +418,33 @@ def pair_of(out):
     return tuple(out) if is_pair else (out, out)
 
 
-def dense_call(inputs, generator, dtype, out, emitted, impl):
+def dense_call(inputs, *options):
     """`verify`'s arguments, validated. inputs are the first fields of ops.Call, without its numbers."""
-    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, _, greedy = inputs
+    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, _, _, lengths, *_ = inputs
     B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
-    uniforms = dense_uniforms(uniform_accept, uniform_sample, B, K)
-    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target_probs.device)
-    validate_mask(greedy, B, target_probs.device)
-    accepted, next_token = result_of(out, emitted, dtype, B, K, target_probs.device)
-    require_implementation(impl)
-    rows = draft_tokens, draft_probs, target_probs
-    return Call(*rows, *randomness, SAMPLE, lengths, None, K, greedy, emitted, accepted, next_token)
+    return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, *options)
 
 
-def ragged_call(inputs, max_drafts, generator, dtype, out, emitted, impl):
+def ragged_call(inputs, max_drafts, *options):
     """`verify_varlen`'s arguments, validated. inputs as above."""
-    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, _, cu_drafts, greedy = inputs
+    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, _, _, _, cu_drafts, _ = inputs
     T, B = validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts)
     uniforms = {
         "uniform_accept": (uniform_accept, (T,), "[T]"),
         "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
     }
+    return call_of(inputs, uniforms, B, max_drafts, *options)
+
+
+def call_of(inputs, uniforms, B, K, generator, dtype, out, emitted, impl):
+    """The call of inputs whose rows are validated, with what else they say, and the outputs."""
+    draft_tokens, draft_probs, target_probs, _, _, seed, offset, lengths, cu_drafts, greedy = inputs
     randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target_probs.device)
     validate_mask(greedy, B, target_probs.device)
-    accepted, next_token = result_of(out, emitted, dtype, B, max_drafts, target_probs.device)
+    accepted, next_token = result_of(out, emitted, dtype, B, K, target_probs.device)
     require_implementation(impl)
     rows = draft_tokens, draft_probs, target_probs
-    return Call(*rows, *randomness, SAMPLE, None, cu_drafts, max_drafts, greedy, emitted, accepted, next_token)
+    return Call(*rows, *randomness, SAMPLE, lengths, cu_drafts, K, greedy, emitted, accepted, next_token)
 
 
 def run(call, impl, arguments):

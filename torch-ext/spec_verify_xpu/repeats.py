@@ -79,8 +79,6 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     address_of, current_device = torch.Tensor.data_ptr, torch._C._cuda_getDevice
     device_index, B, result_dtype = call.accepted.device.index, len(call.accepted), call.accepted.dtype
     draft, target = (1, 2) if call.draft_probs is not None else (1, 1)
-    rows = [x for x in (call.draft_probs, call.target_probs) if x is not None]
-    can_be_aligned = all(n % 16 == 0 for x in rows for n in (*x.stride()[:-1], x.shape[-1]))
     brings_out = tensors[-1] is not None
     written = slice(-2 * brings_out - (call.emitted is not None), None)
     in_one = not brings_out and result_dtype == torch.int64 and words + greedy_words <= MOST_SHARED
@@ -95,7 +93,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
         if current_device() != device_index or is_hooked():
             return None
         addresses = [*map(address_of, given)]
-        if can_be_aligned and ((addresses[draft] | addresses[target]) % 16 == 0) is not was_aligned:
+        if was_aligned is not None and ((addresses[draft] | addresses[target]) % 16 == 0) is not was_aligned:
             return None
         if in_one:  # an allocation costs as much as two parts of one
             scratch = empty((2 * half + words + greedy_words,), (1,), torch.int64)

@@ -24,9 +24,9 @@ class Config:
         """The largest vocabulary."""
         return self.chunk * self.sums[-1]
 
-    def capacity(self, chunks):
-        """The least of `sums` that holds so many."""
-        return next(x for x in self.sums if x >= chunks)
+    def capacity(self, V):
+        """The least of `sums` that holds those of a row of V entries."""
+        return next(x for x in self.sums if x * self.chunk >= V)
 
 
 # NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured
@@ -68,5 +68,5 @@ def variants(device_type, threads, vocabulary=None):
     for V in [vocabulary] if vocabulary else [min(V, MAX_VOCABULARY // 16 * 16) for V in largest]:
         for B, aligned in itertools.product((1, 2**20), {V % 16 == 0, False}):  # few rows, and many
             config = CONFIGURATIONS[device_type](B, V, aligned, threads)
-            found.add((config, aligned, config.capacity(-(-V // config.chunk))))
+            found.add((config, aligned, config.capacity(V)))
     return found

@@ -46,22 +46,16 @@ class Launch(NamedTuple):
 
 def launch(launches, tensors, device, keeps):
     """Launch one after the other, with tensors {name: tensor or None} on the current device."""
-    if not keeps or is_hooked():
-        for x in launches:
-            x.run(tensors)
+    key = key_of(launches, tensors, device) if keeps and not is_hooked() else None
+    kept = kept_launches.get(key)
+    if kept:
+        kept.run(*numbers_of(launches), [x.data_ptr() for x in tensors.values() if x is not None])
         return
-    key = key_of(launches, tensors, device)
-    if key not in kept_launches:
+    compiled = [(x, x.run(tensors)) for x in launches]
+    if key and key not in kept_launches:
         names = [name for name, x in tensors.items() if x is not None]
-        compiled = [(x, x.run(tensors)) for x in launches]
         known = [is_called_as_known(kernel, x, names) for x, kernel in compiled]
         kept_launches[key] = KeptLaunches(compiled, names, device) if all(known) else None
-    elif kept_launches[key]:
-        addresses = [x.data_ptr() for x in tensors.values() if x is not None]
-        kept_launches[key].run(*numbers_of(launches), addresses)
-    else:
-        for x in launches:
-            x.run(tensors)
 
 
 def key_of(launches, tensors, device):

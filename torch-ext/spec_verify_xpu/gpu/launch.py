@@ -50,7 +50,7 @@ def configure(call, aligned):
     (B,), V, device = call.accepted.shape, call.target_probs.shape[-1], call.accepted.device
     rows = B * (call.max_drafts + 1) if call.all_greedy else B
     config = CONFIGURATIONS[device.type](rows, V, aligned, device_facts(device).threads)
-    return config, config.capacity(ceil_div(V, config.chunk))
+    return config, config.capacity(V)
 
 
 def plan(call, aligned, config, sums):
@@ -125,10 +125,10 @@ def as_read(call):
 
 
 def kept(call):
-    """Of a call that has run what repeats.py needs: (scratch and greedy scratch in words, whether it was aligned, launch).
+    """Of a call that has run what repeats.py needs: (scratch and greedy scratch in words, aligned, launch).
 
-    `launch` takes the addresses of the call's tensors, scratch and greedy scratch. None where launches are not kept, or the
-    kernels read copies of tensors.
+    `aligned` is None where no addresses would make its rows aligned, and `launch` takes the addresses of its tensors, scratch
+    and greedy scratch. None where launches are not kept, or the kernels read copies of tensors.
     """
     device, tensors = call.accepted.device, as_read(call)
     copied = any(x is not None and x.data_ptr() != tensors[name].data_ptr() for name, x in call.tensors().items())
@@ -139,6 +139,7 @@ def kept(call):
     words, greedy_words, launches = plan(call, aligned, *configure(call, aligned))
     scratch = call.accepted.new_empty(0, dtype=torch.int64)
     found = kept_launches.get(key_of(launches, {**tensors, "scratch": scratch, "bests": scratch}, device))
+    aligned = aligned if can_be_aligned(call) else None
     return found and (words, greedy_words, aligned, functools.partial(found.run, *numbers_of(launches)))
 
 
@@ -178,21 +179,23 @@ def row_strides(probs):
     return (0, 0) if probs is None else (0, *probs.stride()[:-1])[-2:]
 
 
+def can_be_aligned(call):
+    """Whether every row holds a multiple of 16 entries, and they are as far apart."""
+    rows = [x for x in (call.draft_probs, call.target_probs) if x is not None]
+    return all(n % 16 == 0 for x in rows for n in (x.shape[-1], *row_strides(x)))
+
+
 def is_aligned(call):
-    """Whether every row starts at a multiple of 16 bytes and holds a multiple of 16 entries."""
-    numbers = 0
-    for probs in (call.draft_probs, call.target_probs):
-        if probs is not None:
-            stride_b, stride_k = row_strides(probs)
-            numbers |= probs.data_ptr() | probs.shape[-1] | stride_b | stride_k
-    return numbers % 16 == 0
+    """Whether, besides, every row starts at a multiple of 16 bytes."""
+    rows = [x for x in (call.draft_probs, call.target_probs) if x is not None]
+    return can_be_aligned(call) and all(x.data_ptr() % 16 == 0 for x in rows)
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
     """What is done on one device alone."""
 
-    threads: int = 0  # warps that fill it
+    threads: int = 0  # warps that fill it, where the configuration depends on that
     keeps: bool = False  # whether launches are kept by handles.py
     release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
     wait: Optional[Callable] = None
@@ -209,12 +212,12 @@ def device_facts(device):
         return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS)
     if device.type == "cpu":
         return DeviceFacts()
-    threads = 16 * torch.cuda.get_device_properties(device).multi_processor_count
+    facts = {"keeps": keeps_launches(device)}
     if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
-        return DeviceFacts(threads, keeps_launches(device), release, wait, locate_options={"launch_pdl": True})
-    return DeviceFacts(threads, keeps_launches(device))
+        facts.update(release=release, wait=wait, locate_options={"launch_pdl": True})
+    return DeviceFacts(**facts)
 
 
 def on_device(device):
