@@ -55,9 +55,9 @@ def test_launches_on_the_tensors_device(iris_xe, monkeypatch, B, chunk, programs
         draft, target = (torch.empty(B, k, 32000, device=XPU) for k in (5, 6))
         uniforms = [torch.empty(B, k, dtype=torch.int64, device=XPU) for k in (5, 6)]
         tokens = torch.empty(B, 5, dtype=torch.int64, device=XPU)
-        accepted, next_token = (torch.empty(B, dtype=torch.int64, device=XPU) for _ in range(2))
+        results = (torch.empty(B, dtype=torch.int64, device=XPU) for _ in range(2))
         launch.verify(
-            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, None, accepted, next_token)
+            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, False, None, None, *results)
         )
     assert iris_xe == [XPU, None]
     assert [(name, grid, device) for name, grid, device, *_ in calls] == [

@@ -1,6 +1,18 @@
 """Exact verification of speculative drafts on Intel, NVIDIA and AMD GPUs and on the CPU. The rule is in rule.py."""
 
-from .api import VerifyResult, check, emit, sample, verify, verify_greedy, verify_varlen, warmup
+from .api import (
+    VerifyResult,
+    check,
+    emit,
+    sample,
+    sample_logits,
+    verify,
+    verify_greedy,
+    verify_logits,
+    verify_logits_varlen,
+    verify_varlen,
+    warmup,
+)
 from .metrics import Statistics, logprobs, statistics
 
 __all__ = [
@@ -10,9 +22,12 @@ __all__ = [
     "emit",
     "logprobs",
     "sample",
+    "sample_logits",
     "statistics",
     "verify",
     "verify_greedy",
+    "verify_logits",
+    "verify_logits_varlen",
     "verify_varlen",
     "warmup",
 ]

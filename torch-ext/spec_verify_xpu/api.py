@@ -10,7 +10,9 @@ from .ops import Call, VerifyResult, implementation, ops, require_implementation
 from .repeats import remember, repeat
 from .rule import DRAW, MAX_VOCABULARY, SAMPLE
 from .validation import (
+    LOGITS,
     PROBABILITIES,
+    ROWS,
     SCORES,
     require_int,
     require_rows,
@@ -20,6 +22,7 @@ from .validation import (
     validate_outputs,
     validate_ragged,
     validate_randomness,
+    validate_temperature,
     validate_tokens_out,
 )
 
@@ -119,13 +122,9 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy)
-    outputs = emitted, *(NEITHER if out is None else pair_of(out))
-    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *outputs, dtype, impl, None
-    if generator is None and not is_compiling() and (result := repeat(arguments)):
-        return result
-    call = dense_call(arguments[:10], generator, dtype, out, emitted, impl)
-    return run(call, impl, arguments)
+    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, None)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(dense_call, inputs, False, None, generator, dtype, out, emitted, impl)
 
 
 def verify_varlen(
@@ -184,13 +183,99 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy)
-    outputs = emitted, *(NEITHER if out is None else pair_of(out))
-    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *outputs, dtype, impl, max_drafts
-    if generator is None and not is_compiling() and (result := repeat(arguments)):
-        return result
-    call = ragged_call(arguments[:10], max_drafts, generator, dtype, out, emitted, impl)
-    return run(call, impl, arguments)
+    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, None)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(ragged_call, inputs, False, max_drafts, generator, dtype, out, emitted, impl)
+
+
+def verify_logits(
+    draft_tokens: torch.Tensor,
+    draft_logits: Optional[torch.Tensor],
+    target_logits: torch.Tensor,
+    uniform_accept: Optional[torch.Tensor] = None,
+    uniform_sample: Optional[torch.Tensor] = None,
+    *,
+    temperature: Union[float, torch.Tensor, None] = None,
+    lengths: Optional[torch.Tensor] = None,
+    greedy: Optional[torch.Tensor] = None,
+    seed: Union[int, torch.Tensor, None] = None,
+    offset: Union[int, torch.Tensor, None] = None,
+    generator: Optional[torch.Generator] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    emitted: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> VerifyResult:
+    """Verify drafts as `verify` does, from logits: q and p are the softmax of logits / temperature, in integers.
+
+    The softmax is rule.probabilities, in which every implementation and device gets the same 44 bits of each probability, and
+    rows whose probabilities sum to the same exactly, so that the output law is that of the target's integers with nothing lost.
+    No probabilities are written to memory. Arguments that are not listed, the result and the errors are those of `verify`.
+
+    Parameters
+    ----------
+    draft_logits
+        Shape ``[B, K, V_draft]``, float32, float16 or bfloat16, last dimension contiguous. None for drafts that are certain.
+        -inf masks a token, NaN too; +inf shares all probability with its equals. A row of -inf has no probability anywhere.
+    target_logits
+        Shape ``[B, K + 1, V]``, likewise.
+    temperature
+        What logits of draft and target are divided by: a number, or a float32 tensor of shape ``[B]``, taken into
+        ``[2**-60, 2**60]``. 0 verifies as `verify_greedy` does; of a tensor, so does all that is not above 0. None: 1.
+
+    Examples
+    --------
+    >>> import math, torch
+    >>> import spec_verify_xpu as sv
+    >>> draft = torch.tensor([[[0.0, 0.0, -math.inf], [0.0, -math.inf, -math.inf]]])
+    >>> target = torch.tensor([[[0.0, 2.0, -math.inf], [-math.inf, -math.inf, 0.0], [0.0, 0.0, 0.0]]])
+    >>> sv.verify_logits(torch.tensor([[1, 0]]), draft, target, temperature=0.7)
+    VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
+    """
+    rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, temperature)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(dense_call, inputs, True, None, generator, dtype, out, emitted, impl)
+
+
+def verify_logits_varlen(
+    draft_tokens: torch.Tensor,
+    draft_logits: Optional[torch.Tensor],
+    target_logits: torch.Tensor,
+    cu_drafts: torch.Tensor,
+    max_drafts: int,
+    uniform_accept: Optional[torch.Tensor] = None,
+    uniform_sample: Optional[torch.Tensor] = None,
+    *,
+    temperature: Union[float, torch.Tensor, None] = None,
+    greedy: Optional[torch.Tensor] = None,
+    seed: Union[int, torch.Tensor, None] = None,
+    offset: Union[int, torch.Tensor, None] = None,
+    generator: Optional[torch.Generator] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    emitted: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> VerifyResult:
+    """As `verify_logits`, for sequences that stand one behind the other: shapes and cu_drafts are those of `verify_varlen`.
+
+    Parameters
+    ----------
+    draft_logits
+        Shape ``[T, V_draft]``, or None.
+    target_logits
+        Shape ``[T + B, V]``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spec_verify_xpu as sv
+    >>> target = torch.tensor([[0.0, 9.0], [9.0, 0.0], [0.0, 9.0]])
+    >>> sv.verify_logits_varlen(torch.tensor([0]), None, target, torch.tensor([0, 0, 1]), max_drafts=1, temperature=0)
+    VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
+    """
+    rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, temperature)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(ragged_call, inputs, True, max_drafts, generator, dtype, out, emitted, impl)
 
 
 def verify_greedy(
@@ -223,11 +308,11 @@ def verify_greedy(
     >>> sv.verify_greedy(torch.tensor([[1, 0]]), torch.tensor([[[0.0, 2.0], [0.0, 1.0], [1.0, 1.0]]]))
     VerifyResult(accepted=tensor([1]), next_token=tensor([1]))
     """
-    B, K = validate_dense(draft_tokens, None, target, lengths, "target", SCORES)
+    B, K = validate_dense(draft_tokens, None, target, lengths, ("", "target"), SCORES)
     result = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
-    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, emitted, *result, impl)
+    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, False, None, emitted, *result, impl)
     return VerifyResult(*result)
 
 
@@ -273,19 +358,59 @@ def sample(
     >>> sv.sample(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0.4, 0.4]))
     tensor([0, 1])
     """
-    leading, device = require_rows("probs", probs, PROBABILITIES, None, "[.., V]"), probs.device
-    uniforms = {"uniform": (uniform, leading, "[..]")}
-    numbers = randomness_of(uniforms, seed, offset, generator, leading, "[..]", device)
+    return sample_rows("probs", probs, uniform, False, None, seed, offset, generator, dtype, out, impl)
+
+
+def sample_logits(
+    logits: torch.Tensor,
+    uniform: Optional[torch.Tensor] = None,
+    *,
+    temperature: Union[float, torch.Tensor, None] = None,
+    seed: Union[int, torch.Tensor, None] = None,
+    offset: Union[int, torch.Tensor, None] = None,
+    generator: Optional[torch.Generator] = None,
+    dtype: torch.dtype = torch.int64,
+    out: Optional[torch.Tensor] = None,
+    impl: str = "auto",
+) -> torch.Tensor:
+    """Draw a token from the softmax of each row of logits / temperature: the draw of `verify_logits`, on its own.
+
+    A drafter that draws with it draws from exactly the integers that `verify_logits` tests. Arguments that are not listed, the
+    result and the errors are those of `sample`.
+
+    Parameters
+    ----------
+    logits
+        Shape ``[.., V]``, as those of `verify_logits`.
+    temperature
+        As in `verify_logits`: a number, or a float32 tensor of shape ``[..]``. Where it is 0, the token is the argmax.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spec_verify_xpu as sv
+    >>> sv.sample_logits(torch.tensor([[0.0, 0.0], [0.0, 2.0]]), torch.tensor([0.4, 0.4]))
+    tensor([0, 1])
+    """
+    return sample_rows("logits", logits, uniform, True, temperature, seed, offset, generator, dtype, out, impl)
+
+
+def sample_rows(name, rows, uniform, logits, temperature, seed, offset, generator, dtype, out, impl):
+    """Draw from rows, which the caller knows by this name."""
+    leading, device = require_rows(name, rows, PROBABILITIES, None, "[.., V]"), rows.device
+    validate_temperature(temperature, leading, "[..]", device)
+    numbers = randomness_of({"uniform": (uniform, leading, "[..]")}, seed, offset, generator, leading, "[..]", device)
     validate_tokens_out(out, dtype, leading, "[..]", device)
     require_implementation(impl)
     tokens = torch.empty(leading, dtype=dtype, device=device) if out is None else out
     R = tokens.numel()  # each row is a sequence without drafts
     no_drafts, accepted = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((R, 0), (R,)))
-    uniform, seed, offset = (x if x is None else x.reshape(R) for x in numbers)
+    more = *numbers, as_tensor(temperature, leading, device)
+    uniform, seed, offset, temperature = (x if x is None else x.reshape(R) for x in more)
     # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
-    rows = no_drafts, None, probs.reshape(R, 1, probs.shape[-1])
-    ops.verify(*rows, *columns, seed, offset, DRAW, None, None, 0, None, None, accepted, tokens.view(R), impl)
+    inputs = no_drafts, None, rows.reshape(R, 1, rows.shape[-1]), *columns, seed, offset, DRAW, None, None, 0, None
+    ops.verify(*inputs, logits, temperature, None, accepted, tokens.view(R), impl)
     return tokens
 
 
@@ -346,6 +471,8 @@ def warmup(
     cu_drafts: Optional[torch.dtype] = None,
     greedy: bool = False,
     emitted: Optional[torch.dtype] = None,
+    logits: bool = False,
+    temperature: bool = False,
     dtype: torch.dtype = torch.int64,
     vocabulary: Optional[int] = None,
     impl: str = "auto",
@@ -366,6 +493,9 @@ def warmup(
         Whether calls bring seeds in place of uniforms.
     cu_drafts
         Its dtype for calls of `verify_varlen`, None for those of `verify`.
+    logits, temperature
+        Whether calls are those of `verify_logits`, whose rows have the dtypes draft_probs and target_probs; and whether they
+        bring temperatures.
     vocabulary
         V, where it is known: what other vocabularies need is left out. None: any.
 
@@ -401,9 +531,10 @@ def warmup(
         tensor(lengths, 1),
         tensor(cu_drafts, 2),
         tensor(torch.bool if greedy else None, 1),
+        tensor(torch.float32 if temperature else None, 1),
     )
     more = None, dtype, None, tensor(emitted, 1, 2), impl
-    call = ragged_call(inputs, 1, *more) if cu_drafts else dense_call(inputs, *more)
+    call = ragged_call(inputs, logits, 1, *more) if cu_drafts else dense_call(inputs, logits, None, *more)
     module = implementation(call.accepted.device.type, impl)
     if hasattr(module, "warmup"):
         module.warmup(call, vocabulary)
@@ -418,41 +549,55 @@ def pair_of(out):
     return tuple(out) if is_pair else (out, out)
 
 
-def dense_call(inputs, *options):
-    """`verify`'s arguments, validated. inputs are the first fields of ops.Call, without its numbers."""
-    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, _, _, lengths, *_ = inputs
-    B, K = validate_dense(draft_tokens, draft_probs, target_probs, lengths)
-    return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, *options)
-
-
-def ragged_call(inputs, max_drafts, *options):
-    """`verify_varlen`'s arguments, validated. inputs as above."""
-    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, _, _, _, cu_drafts, _ = inputs
-    T, B = validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts)
-    uniforms = {
-        "uniform_accept": (uniform_accept, (T,), "[T]"),
-        "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
-    }
-    return call_of(inputs, uniforms, B, max_drafts, *options)
-
-
-def call_of(inputs, uniforms, B, K, generator, dtype, out, emitted, impl):
-    """The call of inputs whose rows are validated, with what else they say, and the outputs."""
-    draft_tokens, draft_probs, target_probs, _, _, seed, offset, lengths, cu_drafts, greedy = inputs
-    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target_probs.device)
-    validate_mask(greedy, B, target_probs.device)
-    accepted, next_token = result_of(out, emitted, dtype, B, K, target_probs.device)
-    require_implementation(impl)
-    rows = draft_tokens, draft_probs, target_probs
-    return Call(*rows, *randomness, SAMPLE, lengths, cu_drafts, K, greedy, emitted, accepted, next_token)
-
-
-def run(call, impl, arguments):
-    """Run a validated call, and make the next one of this layout cheap."""
+def run(call_of_inputs, inputs, logits, max_drafts, generator, dtype, out, emitted, impl):
+    """Validate and run a call, and make the next one of its layout cheap. inputs are the first tensors of ops.Call."""
+    outputs = emitted, *(NEITHER if out is None else pair_of(out))
+    arguments = *inputs, *outputs, dtype, impl, max_drafts, logits
+    if generator is None and not is_compiling() and (result := repeat(arguments)):
+        return result
+    call = call_of_inputs(inputs, logits, max_drafts, generator, dtype, out, emitted, impl)
     ops.verify(*call, impl)
     if not is_compiling():
         remember(arguments, call, impl)
     return VerifyResult(call.accepted, call.next_token)
+
+
+def dense_call(inputs, logits, _, *options):
+    """The call of dense inputs, validated."""
+    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, lengths, *_ = inputs
+    B, K = validate_dense(draft_tokens, draft, target, lengths, LOGITS if logits else ROWS)
+    return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, logits, *options)
+
+
+def ragged_call(inputs, logits, max_drafts, *options):
+    """Likewise, of ragged ones."""
+    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, _, cu_drafts, *_ = inputs
+    T, B = validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, LOGITS if logits else ROWS)
+    uniforms = {
+        "uniform_accept": (uniform_accept, (T,), "[T]"),
+        "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
+    }
+    return call_of(inputs, uniforms, B, max_drafts, logits, *options)
+
+
+def call_of(inputs, uniforms, B, K, logits, generator, dtype, out, emitted, impl):
+    """The call of inputs whose rows are validated, with what else they say, and the outputs."""
+    draft_tokens, draft, target, _, _, seed, offset, lengths, cu_drafts, greedy, temperature = inputs
+    randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target.device)
+    validate_mask(greedy, B, target.device)
+    validate_temperature(temperature, (B,), "[B]", target.device)
+    accepted, next_token = result_of(out, emitted, dtype, B, K, target.device)
+    require_implementation(impl)
+    temperature = as_tensor(temperature, (B,), target.device)
+    options = lengths, cu_drafts, K, greedy, logits, temperature
+    return Call(draft_tokens, draft, target, *randomness, SAMPLE, *options, emitted, accepted, next_token)
+
+
+def as_tensor(temperature, leading, device):
+    """A number as float32 [leading]."""
+    if temperature is None or isinstance(temperature, torch.Tensor):
+        return temperature
+    return torch.full(leading, float(temperature), dtype=torch.float32, device=device)
 
 
 def dense_uniforms(uniform_accept, uniform_sample, B, K):

@@ -27,6 +27,7 @@ class Call(NamedTuple):
 
     Without cu_drafts tensors are dense, [B, K, ..] and [B, R, ..]. With it they are ragged: T drafts, one sequence behind
     the other, [T, ..], and [T + B, ..] rows. Uniforms, or seed and offset, or neither: then every sequence is greedy.
+    With `logits` the rows are logits, and probabilities those that rule.probabilities makes of them.
     """
 
     draft_tokens: torch.Tensor
@@ -41,6 +42,8 @@ class Call(NamedTuple):
     cu_drafts: Optional[torch.Tensor]
     max_drafts: int
     greedy: Optional[torch.Tensor]
+    logits: bool
+    temperature: Optional[torch.Tensor]  # [B] float32, for logits alone; None: 1
     emitted: Optional[torch.Tensor]  # [B, R], to be written, as the two below
     accepted: torch.Tensor
     next_token: torch.Tensor
@@ -51,14 +54,14 @@ class Call(NamedTuple):
 
     def tensors(self):
         """{name: tensor or None}"""
-        return {name: x for name, x in zip(self._fields, self) if name not in ("purpose", "max_drafts")}
+        return {name: x for name, x in zip(self._fields, self) if name not in ("purpose", "max_drafts", "logits")}
 
 
 _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
     "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
-    " Tensor(a!)? emitted, Tensor(b!) accepted, Tensor(c!) next_token, str impl) -> ()"
+    " bool logits, Tensor? temperature, Tensor(a!)? emitted, Tensor(b!) accepted, Tensor(c!) next_token, str impl) -> ()"
 )
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
 

@@ -8,17 +8,18 @@ from . import rule
 def verify(call):
     """See ops.Call."""
     greedy = True if call.all_greedy else call.greedy
-    randomness = {"greedy": greedy, "seed": call.seed, "offset": call.offset}
+    temperature = 1.0 if call.logits and call.temperature is None else call.temperature
+    randomness = {"seed": call.seed, "offset": call.offset, "temperature": temperature}
     uniforms = call.uniform_accept, call.uniform_sample
     rows = call.draft_tokens, call.draft_probs, call.target_probs
     if call.purpose == rule.DRAW:
         uniform = None if call.uniform_sample is None else call.uniform_sample[:, 0]
-        tokens = rule.sample(call.target_probs[:, 0], uniform, call.seed, call.offset)
+        tokens = rule.sample(call.target_probs[:, 0], uniform, **randomness)
         accepted = [0] * len(tokens)
     elif call.cu_drafts is None:
-        accepted, tokens = rule.verify(*rows, *uniforms, call.lengths, **randomness)
+        accepted, tokens = rule.verify(*rows, *uniforms, call.lengths, greedy, **randomness)
     else:
-        accepted, tokens = rule.verify_varlen(*rows, call.cu_drafts, call.max_drafts, *uniforms, **randomness)
+        accepted, tokens = rule.verify_varlen(*rows, call.cu_drafts, call.max_drafts, *uniforms, greedy, **randomness)
     write(call.accepted, accepted)
     write(call.next_token, tokens)
     if call.emitted is not None:

@@ -28,7 +28,7 @@ known: dict = {}  # by target_probs.shape: functions of a call's arguments, each
 def repeat(arguments):
     """The result of a call of a known layout, else None.
 
-    arguments are the tensors of ops.Call, in its order, then dtype, impl and max_drafts.
+    arguments are the tensors of ops.Call, in its order, then dtype, impl, max_drafts and logits.
     """
     target = arguments[2]
     # Subclasses and modes want to see what is dispatched.
@@ -42,7 +42,7 @@ def repeat(arguments):
 
 def remember(arguments, call, impl):
     """Keep what is needed to repeat a call that has run."""
-    tensors = arguments[:-3]
+    tensors = arguments[:-4]
     is_plain = call.target_probs.device.type == DEVICE_TYPE and all(x is None or type(x) is torch.Tensor for x in tensors)
     is_watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
     if TensorGuards is None or is_watched or not is_plain:
@@ -68,7 +68,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     """
     from .gpu.handles import is_hooked
 
-    *tensors, dtype, impl, max_drafts = arguments
+    *tensors, dtype, impl, max_drafts, logits = arguments
     take = itemgetter(*[i for i, x in enumerate(tensors) if x is not None])
     absent = itemgetter(*[i for i, x in enumerate(tensors) if x is None])
     nothing = absent(tensors)
@@ -85,10 +85,10 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
 
     def run(arguments):
-        if not all(map(is_, absent(arguments), nothing)) or type(arguments[-1]) is not type(max_drafts):
+        if not all(map(is_, absent(arguments), nothing)) or type(arguments[-2]) is not type(max_drafts):
             return None
         given = take(arguments)
-        if arguments[-3:] != (dtype, impl, max_drafts) or not is_laid_out_alike(*given):
+        if arguments[-4:] != (dtype, impl, max_drafts, logits) or not is_laid_out_alike(*given):
             return None
         if current_device() != device_index or is_hooked():
             return None

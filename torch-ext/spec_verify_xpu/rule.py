@@ -4,11 +4,13 @@ Draft token t is accepted with probability min(1, p(t) / q(t)); the first reject
 max(0, p - q); full acceptance draws from the target's last row (Leviathan et al. 2023, algorithm 1; Chen et al. 2023,
 algorithm 2). Probabilities become integers once, at load. After that there is no rounding and no order of addition.
 
-First the rule for one sequence, then what applies it to batches: functions of the same names as the public ones.
+First the rule for one sequence, then a row of logits as a row of integers, then what applies them to batches: functions of the
+same names as the public ones.
 """
 
 from ctypes import c_float
 from itertools import accumulate, chain, repeat
+from math import inf
 
 ONE = 2**44  # the integer that stands for probability 1
 UNIFORM_RANGE = 2**63  # a uniform is an integer in [0, 2**63)
@@ -16,6 +18,13 @@ MAX_VOCABULARY = 2**19 - 1  # entries of a row, so that a sum of ONEs stays belo
 LOW_32, LOW_63 = 2**32 - 1, 2**63 - 1
 
 ACCEPT, SAMPLE, DRAW = range(3)  # what a seed's bits are for: verify's tests, verify's draws, sample's draws
+
+BLOCK = 1024  # logits whose weights are relative to their own maximum, so that a row is read once
+LOG2E = float.fromhex("0x1.715476p+0")  # a float32, as all that follow
+SMALLEST_POWER = -64.0  # less is no different: less than 2**-33 of the largest weight is 0
+# f**5 + C[0] * f**4 + .. + C[4] is 753.2 * 2**f for f in [-1/2, 1/2], to 8e-8 of it.
+COEFFICIENTS = [float.fromhex(x) for x in ("0x1.d26a42p+2", "0x1.4e781cp+5", "0x1.69e004p+7", "0x1.050b1ap+9", "0x1.789b2ap+9")]
+ALMOST_HALF = 0.5 - 2.0**-25
 
 
 def fixed(x):
@@ -84,6 +93,69 @@ def emit_sequence(tokens, accepted, next_token, pad=-1):
     return [*tokens[:n], next_token, *[pad] * (len(tokens) - n)]
 
 
+def probabilities(logits, temperature):
+    """softmax(logits / temperature) in integers that sum to 2**44: [V] floats, a temperature above 0 -> [V] ints.
+
+    Every operation on floats is one of float32, rounded once. NaN counts as -inf, +inf shares all mass with its equals, and a
+    row of -inf has no mass: zeros. Each block of 1,024 logits has weights relative to its own maximum; the blocks share 2**44
+    by their sums of weights and maxima, and the entries of a block its share. Integers, so sums have no order here either.
+    """
+    scale = float32(LOG2E / min(max(temperature, 2.0**-60), 2.0**60))
+    row = [x if x == x else -inf for x in logits]
+    blocks = [row[i : i + BLOCK] for i in range(0, len(row), BLOCK)]
+    maxima = [max(block) for block in blocks]
+    weights = [[weigh(below(x, m), scale) for x in block] for block, m in zip(blocks, maxima)]
+    masses = []
+    for m, block_weights in zip(maxima, weights):
+        p, n = power(below(m, max(maxima)), scale)  # of this block's maximum, by the row's
+        masses += [(sum(block_weights) >> 3) * int(p * 2**14) >> 10 - n]
+    return [x for mass, block_weights in zip(apportion(ONE, masses), weights) for x in apportion(mass, block_weights)]
+
+
+def apportion(total, weights):
+    """Integers that sum to total, as the weights are to one another, rounded down; the first largest gets what is left.
+
+    The quotient has 29 bits or more, so that takes less than 2**-28 of the total, and one for each weight.
+    """
+    S = sum(weights)
+    if S == 0:
+        return weights
+    size, total_size = S.bit_length(), total.bit_length()
+    quotient = (total << 61 - total_size) // ((S >> size - 31) + 1)  # the divisor has 31 bits
+    shares = [w * quotient >> 30 + size - total_size for w in weights]
+    shares[weights.index(max(weights))] += total - sum(shares)
+    return shares
+
+
+def weigh(x, scale):
+    """2**(x * scale) in units of 2**-31.6, to the nearest: an int below 2**32, and 0 for -inf."""
+    p, n = power(x, scale)
+    return int(float32(p * 2.0 ** (n + 22) + ALMOST_HALF))
+
+
+def power(x, scale):
+    """753.2 * 2**(x * scale) for x <= 0, as (p, n) with the value p * 2**n: p a float32 in [512, 1100], n in [-64, 0]."""
+    t = max(float32(x * scale), SMALLEST_POWER)
+    n = round(t)  # half to even, as adding and subtracting 1.5 * 2**23 does
+    f = t - n
+    p = float32(f + COEFFICIENTS[0])
+    for c in COEFFICIENTS[1:]:
+        p = float32(float32(p * f) + c)
+    return p, n
+
+
+def below(x, maximum):
+    """x - maximum where that is a number; -inf is not above itself, but below everything."""
+    if x == -inf:
+        return x
+    return 0.0 if x == maximum else float32(x - maximum)
+
+
+def float32(x):
+    """The nearest float32. Sums, products and quotients of float32 that a double has rounded before are no different."""
+    return c_float(x).value
+
+
 def random_bits(seed, offset, position, purpose):
     """63 bits that follow from four integers: the seed is Philox's key, the others its counter, words 0 and 1 its output."""
     counter = offset & LOW_32, offset >> 32 & LOW_32, position, purpose
@@ -106,10 +178,11 @@ def philox(counter, key):
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept=None, uniform_sample=None, lengths=None, greedy=None,
-           seed=None, offset=0):  # fmt: skip
+           seed=None, offset=0, temperature=None):  # fmt: skip
     """Verify a batch given as tensors or nested lists (floats in lists are read as float32, ints as random bits).
 
-    Shapes as in `spec_verify_xpu.verify`. Returns two lists of B ints, accepted and next_token.
+    Shapes as in `spec_verify_xpu.verify`; with a temperature rows are logits, as in `spec_verify_xpu.verify_logits`. Returns
+    two lists of B ints, accepted and next_token.
     """
     tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
     accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
@@ -117,11 +190,11 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept=None, uniform
     for b, row in enumerate(tokens):
         L = len(row) if lengths is None else min(max(int(lengths[b]), 0), len(row))
         sequences.append((row[:L], *(x if x is None else x[b] for x in (draft, target, accept, sample))))
-    return verify_batch(sequences, greedy, seed, offset)
+    return verify_batch(sequences, greedy, seed, offset, temperature)
 
 
 def verify_varlen(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts, uniform_accept=None, uniform_sample=None,
-                  greedy=None, seed=None, offset=0):  # fmt: skip
+                  greedy=None, seed=None, offset=0, temperature=None):  # fmt: skip
     """As `verify`, for sequences one behind the other. Shapes as in `spec_verify_xpu.verify_varlen`."""
     tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
     accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
@@ -130,7 +203,7 @@ def verify_varlen(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts
         drafts, rows = slice(start, start + L), slice(start + b, start + b + L + 1)
         parts = ((draft, drafts), (target, rows), (accept, drafts), (sample, rows))
         sequences.append((tokens[drafts], *(x if x is None else x[part] for x, part in parts)))
-    return verify_batch(sequences, greedy, seed, offset)
+    return verify_batch(sequences, greedy, seed, offset, temperature)
 
 
 def spans(cu_drafts, T, max_drafts):
@@ -139,21 +212,26 @@ def spans(cu_drafts, T, max_drafts):
     return [(start, min(max(end - start, 0), max_drafts)) for start, end in zip(at, at[1:])]
 
 
-def verify_batch(sequences, greedy, seed, offset):
+def verify_batch(sequences, greedy, seed, offset, temperature):
     """Verify sequences of (tokens, draft, target, accept, sample): two lists of ints, accepted and next_token."""
-    results = []
+    results, weight = [], fixed if temperature is None else int
     for b, (tokens, draft, target, accept, sample) in enumerate(sequences):
-        if greedy is not None and at(greedy, b):
+        T = None if temperature is None else temperature_at(temperature, b)
+        if (greedy is not None and at(greedy, b)) or T == 0:
             results.append(verify_sequence_greedy(tokens, target))
             continue
+        if T is not None:
+            draft, target = (
+                rows if rows is None else [probabilities(as_list(row), T) for row in rows] for rows in (draft, target)
+            )
         if draft is None:
-            draft = one_hot(tokens, len(target[0]))
+            draft = one_hot(tokens, len(target[0]), 1.0 if T is None else ONE)
         if seed is not None:
             accept, sample = (
                 [random_bits(at(seed, b), at(offset, b), i, purpose) for i in range(len(tokens) + 1)]
                 for purpose in (ACCEPT, SAMPLE)
             )
-        results.append(verify_sequence(tokens, draft, target, accept, sample))
+        results.append(verify_sequence(tokens, draft, target, accept, sample, weight))
     return [n for n, _ in results], [token for _, token in results]
 
 
@@ -162,13 +240,20 @@ def verify_greedy(draft_tokens, target, lengths=None):
     return verify(draft_tokens, None, target, lengths=lengths, greedy=True)
 
 
-def sample(probs, uniform=None, seed=None, offset=0):
-    """Draw a token from each row of probs [R][V]: a list of R ints."""
+def sample(probs, uniform=None, seed=None, offset=0, temperature=None):
+    """Draw a token from each row of probs [R][V], with a temperature of logits: a list of R ints."""
     if seed is None:
         uniforms = as_bits([uniform] if isinstance(uniform, list) else uniform[None])[0]
     else:
         uniforms = [random_bits(at(seed, r), at(offset, r), 0, DRAW) for r in range(len(probs))]
-    return [draw([fixed(p) for p in as_list(row)], u) for row, u in zip(as_floats(probs), uniforms)]
+    tokens = []
+    for r, (row, u) in enumerate(zip(map(as_list, as_floats(probs)), uniforms)):
+        T = None if temperature is None else temperature_at(temperature, r)
+        if T == 0:
+            tokens.append(argmax(row))
+        else:
+            tokens.append(draw([fixed(p) for p in row] if T is None else probabilities(row, T), u))
+    return tokens
 
 
 def emit(draft_tokens, accepted, next_token, pad=-1):
@@ -176,9 +261,9 @@ def emit(draft_tokens, accepted, next_token, pad=-1):
     return [emit_sequence(*x, pad) for x in zip(as_list(draft_tokens), as_list(accepted), as_list(next_token))]
 
 
-def one_hot(tokens, vocabulary):
+def one_hot(tokens, vocabulary, one):
     """Rows of drafts without probabilities: each draft is certain."""
-    return [[1.0 if j == t else 0.0 for j in range(vocabulary)] for t in tokens]
+    return [[one if j == t else 0 for j in range(vocabulary)] for t in tokens]
 
 
 def as_bits(uniforms):
@@ -194,6 +279,12 @@ def as_bits(uniforms):
 def at(x, b):
     """An argument's value for sequence b: one for all, or one of B."""
     return int(x[b]) if hasattr(x, "__getitem__") else x
+
+
+def temperature_at(temperature, b):
+    """As `at`, a float32; 0, which is without chance, stands for all that are not above 0, NaN too."""
+    T = float32(float(temperature[b] if hasattr(temperature, "__getitem__") else temperature))
+    return T if T > 0 else 0
 
 
 def as_list(x):

@@ -8,6 +8,7 @@ MAX_DRAFTS = 2**14  # one tile of a Triton kernel tests them all
 INTEGERS = (torch.int64, torch.int32)
 PROBABILITIES = (torch.float32, torch.float16, torch.bfloat16)
 SCORES = (*PROBABILITIES, torch.float64)
+ROWS, LOGITS = ("draft_probs", "target_probs"), ("draft_logits", "target_logits")  # the names of rows in errors
 UNIFORMS = (torch.float32, torch.float64, torch.int64)
 
 
@@ -82,41 +83,51 @@ def require_dense_tokens(draft_tokens):
     return B, K
 
 
-def validate_dense(draft_tokens, draft_probs, target, lengths, name="target_probs", dtypes=PROBABILITIES):
-    """Returns B and K. The target's argument has the name and dtypes that are given."""
+def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES):
+    """Returns B and K. The rows' arguments have these names, the target's these dtypes."""
     B, K = require_dense_tokens(draft_tokens)
-    require_rows(name, target, dtypes, (B, K + 1), "[B, K + 1, V]")
+    require_rows(names[1], target, dtypes, (B, K + 1), "[B, K + 1, V]")
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
-    if draft_probs is not None:
-        require_rows("draft_probs", draft_probs, PROBABILITIES, (B, K), "[B, K, V]")
-        require_device("draft_probs", draft_probs, device)
+    if draft is not None:
+        require_rows(names[0], draft, PROBABILITIES, (B, K), "[B, K, V]")
+        require_device(names[0], draft, device)
     if lengths is not None:
         require("lengths", lengths, INTEGERS, (B,), "[B]", device)
     return B, K
 
 
-def validate_ragged(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts):
-    """Returns T and B."""
+def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=ROWS):
+    """Returns T and B. The rows' arguments have these names."""
     (T,) = require_dimensions("draft_tokens", draft_tokens, INTEGERS, "[T]")
     (offsets,) = require_dimensions("cu_drafts", cu_drafts, INTEGERS, "[B + 1]")
     if offsets == 0:
         raise ValueError("cu_drafts: expected shape [B + 1], of one entry or more, got [0]")
     require_int("max_drafts", max_drafts, 0, MAX_DRAFTS)
     B = offsets - 1
-    require_rows("target_probs", target_probs, PROBABILITIES, (T + B,), "[T + B, V]")
-    device = target_probs.device
+    require_rows(names[1], target, PROBABILITIES, (T + B,), "[T + B, V]")
+    device = target.device
     require_device("draft_tokens", draft_tokens, device)
     require_device("cu_drafts", cu_drafts, device)
-    if draft_probs is not None:
-        require_rows("draft_probs", draft_probs, PROBABILITIES, (T,), "[T, V]")
-        require_device("draft_probs", draft_probs, device)
+    if draft is not None:
+        require_rows(names[0], draft, PROBABILITIES, (T,), "[T, V]")
+        require_device(names[0], draft, device)
     return T, B
 
 
 def validate_mask(greedy, B, device):
     if greedy is not None:
         require("greedy", greedy, (torch.bool,), (B,), "[B]", device)
+
+
+def validate_temperature(temperature, leading, meaning, device):
+    if isinstance(temperature, torch.Tensor):
+        require("temperature", temperature, (torch.float32,), leading, meaning, device)
+    elif temperature is not None:
+        if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
+            raise TypeError(f"temperature: expected a number or a float32 tensor {meaning}, got {type(temperature).__name__}")
+        if not temperature >= 0:
+            raise ValueError(f"temperature: expected 0 or more, got {temperature}")
 
 
 def validate_randomness(uniforms, seed, offset, generator, leading, meaning, device):
