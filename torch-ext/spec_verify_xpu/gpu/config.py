@@ -57,6 +57,23 @@ def for_interpreter(B, V, aligned, threads):
     return INTERPRETER
 
 
+@dataclass(frozen=True)
+class LogitsConfig:
+    limbs: bool  # rows are read without masks, and quotients of floats are not trusted
+    weigh_warps: int
+    test_warps: int
+    sum_warps: int
+    draw_warps: int
+    positions: int
+    blocks: tuple  # how many of a row the second and fourth kernel take at once
+
+
+# A warp that owns a block of 1,024 logits needs no barrier for its maximum and sum.
+LOGITS_CUDA = LogitsConfig(False, weigh_warps=1, test_warps=4, sum_warps=4, draw_warps=4, positions=32, blocks=(512,))
+LOGITS_XPU = LogitsConfig(True, weigh_warps=8, test_warps=8, sum_warps=8, draw_warps=8, positions=16, blocks=(128, 512))
+LOGITS_INTERPRETER = LogitsConfig(False, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512))
+LOGITS = {"cuda": LOGITS_CUDA, "xpu": LOGITS_XPU, "cpu": LOGITS_INTERPRETER}
+
 # By device type: the configuration for B rows of V entries on a device that this many warps fill.
 CONFIGURATIONS = {"cuda": for_cuda, "xpu": for_xpu, "cpu": for_interpreter}
 

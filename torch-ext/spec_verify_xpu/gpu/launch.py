@@ -8,9 +8,11 @@ from typing import Callable, NamedTuple, Optional
 import torch
 import triton
 
-from .config import CONFIGURATIONS, variants
+from ..rule import BLOCK
+from .config import CONFIGURATIONS, LOGITS, variants
 from .handles import Launch, is_hooked, keeps_launches, kept_launches, key_of, launch, numbers_of
 from .kernels import HEADER, locate, sum_chunks, write_tokens
+from .logits import draw, sum_residual, test_drafts, weigh_blocks
 
 
 def runs_on():
@@ -37,17 +39,26 @@ class Plan(NamedTuple):
 
     words: int  # of int64 scratch: what sum_chunks tells locate
     greedy_words: int  # and, behind it, the largest entries of greedy sequences' chunks
-    launches: tuple[Launch, Launch]
+    launches: tuple[Launch, ...]
 
 
 INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "scratch", "bests")
 SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
+OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
+WEIGH_BLOCKS = ("draft_probs", "target_probs", *OF_LOGITS)
+TEST_DRAFTS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "seed", "offset", *OF_LOGITS)
+SUM_RESIDUAL = ("draft_tokens", *WEIGH_BLOCKS)
+DRAW = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", "seed", "offset", *OF_LOGITS)
+DRAW += ("accepted", "next_token", "emitted")
 
 
 def configure(call, aligned):
     """(configuration, how many sums are searched) for a call. aligned says whether rows may be read 16 bytes at once."""
     (B,), V, device = call.accepted.shape, call.target_probs.shape[-1], call.accepted.device
+    if call.logits:
+        blocks = ceil_div(max(x.shape[-1] for x in rows_of(call)), BLOCK)
+        return LOGITS[device.type], next(n for n in LOGITS[device.type].blocks if n >= blocks)
     rows = B * (call.max_drafts + 1) if call.all_greedy else B
     config = CONFIGURATIONS[device.type](rows, V, aligned, device_facts(device).threads)
     return config, config.capacity(V)
@@ -55,6 +66,8 @@ def configure(call, aligned):
 
 def plan(call, aligned, config, sums):
     """From shapes, strides and dtypes of a call that has sequences."""
+    if call.logits:
+        return plan_of_logits(call, aligned, config, sums)
     (B,), K, T, V = call.accepted.shape, call.max_drafts, call.draft_tokens.numel(), call.target_probs.shape[-1]
     on = device_facts(call.accepted.device)
     chunks = ceil_div(V, config.chunk)
@@ -84,6 +97,42 @@ def plan(call, aligned, config, sums):
     )  # fmt: skip
     words = B * (HEADER.value + chunks + chunks % 2)
     return Plan(words, (B + T) * 2 * programs if has_greedy else 0, (sum_launch, locate_launch))
+
+
+def plan_of_logits(call, aligned, config, capacity):
+    """The same for logits."""
+    (B,), K, T, V = call.accepted.shape, call.max_drafts, call.draft_tokens.numel(), call.target_probs.shape[-1]
+    on = device_facts(call.accepted.device)
+    V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
+    blocks = ceil_div(max(V, V_draft), BLOCK)
+    draft_rows = 0 if call.draft_probs is None else T
+    integers = (K, T, V_draft, V, blocks, *row_strides(call.draft_probs), *row_strides(call.target_probs))
+    position = max(config.positions, power_of_2(K + 1))
+    how = aligned, config.limbs
+
+    def options(warps, first=False):
+        return {"num_warps": warps, **(on.sum_options if first else on.locate_options), **on.exact}
+
+    launches = (
+        Launch(
+            weigh_blocks, WEIGH_BLOCKS, (B, blocks, K + 1 + (K if draft_rows else 0)), integers, how,
+            options(config.weigh_warps, first=True), (on.release,),
+        ),
+        Launch(
+            test_drafts, TEST_DRAFTS, (B, K + 1, 1), integers, (is_float64(call.uniform_accept), *how, capacity),
+            options(config.test_warps), (on.wait, on.release),
+        ),
+        Launch(
+            sum_residual, SUM_RESIDUAL, (B, blocks, 1), integers, (position, *how), options(config.sum_warps),
+            (on.wait, on.release),
+        ),
+        Launch(
+            draw, DRAW, (B, 1, 1), (*integers, 0 if call.emitted is None else call.emitted.stride(0)),
+            (is_float64(call.uniform_sample), call.purpose, position, *how, capacity), options(config.draw_warps), (on.wait,),
+        ),
+    )  # fmt: skip
+    rows = B + T
+    return Plan((rows + draft_rows) * 3 * (blocks + blocks % 2) + rows + B * (blocks + blocks % 2), 0, launches)
 
 
 def verify(call):
@@ -179,16 +228,18 @@ def row_strides(probs):
     return (0, 0) if probs is None else (0, *probs.stride()[:-1])[-2:]
 
 
+def rows_of(call):
+    return [x for x in (call.draft_probs, call.target_probs) if x is not None]
+
+
 def can_be_aligned(call):
     """Whether every row holds a multiple of 16 entries, and they are as far apart."""
-    rows = [x for x in (call.draft_probs, call.target_probs) if x is not None]
-    return all(n % 16 == 0 for x in rows for n in (x.shape[-1], *row_strides(x)))
+    return all(n % 16 == 0 for x in rows_of(call) for n in (x.shape[-1], *row_strides(x)))
 
 
 def is_aligned(call):
     """Whether, besides, every row starts at a multiple of 16 bytes."""
-    rows = [x for x in (call.draft_probs, call.target_probs) if x is not None]
-    return can_be_aligned(call) and all(x.data_ptr() % 16 == 0 for x in rows)
+    return can_be_aligned(call) and all(x.data_ptr() % 16 == 0 for x in rows_of(call))
 
 
 @dataclass(frozen=True)
@@ -201,6 +252,7 @@ class DeviceFacts:
     wait: Optional[Callable] = None
     sum_options: dict = field(default_factory=dict)
     locate_options: dict = field(default_factory=dict)
+    exact: dict = field(default_factory=dict)  # no fused products and sums, which round once where the rule does twice
 
 
 @functools.lru_cache(None)
@@ -209,15 +261,18 @@ def device_facts(device):
         from .xpu import OPTIONS
 
         threads = 8 * torch.xpu.get_device_properties(device).gpu_eu_count  # 8 an execution unit, 7 on Iris Xe
-        return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS)
+        return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS, exact=EXACT)
     if device.type == "cpu":
         return DeviceFacts()
-    facts = {"keeps": keeps_launches(device)}
+    facts = {"keeps": keeps_launches(device), "exact": EXACT}
     if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
         facts.update(release=release, wait=wait, locate_options={"launch_pdl": True})
     return DeviceFacts(**facts)
+
+
+EXACT = {"enable_fp_fusion": False}
 
 
 def on_device(device):

@@ -8,6 +8,13 @@ holds 512 of them, whatever the row contains.
 import triton
 import triton.language as tl
 
+from .. import rule
+
+LARGEST_WEIGHT = tl.constexpr(rule.weigh(0.0, 1.0))  # that of a block's maximum
+LOG2E = tl.constexpr(rule.LOG2E)
+ALMOST_HALF = tl.constexpr(rule.ALMOST_HALF)
+C0, C1, C2, C3, C4 = map(tl.constexpr, rule.COEFFICIENTS)
+
 
 @triton.jit
 def clamp(x):
@@ -103,3 +110,87 @@ def order(x):
 def scale(u, n):
     """floor(u * n / 2**63)"""
     return tl.umulhi(u.to(tl.uint64) << 1, n.to(tl.uint64)).to(tl.int64)
+
+
+# What follows is of logits: rule.probabilities and the functions that it calls.
+
+
+@triton.jit
+def scale_of(temperature, LIMBS: tl.constexpr):
+    """log2(e) / temperature, to the nearest float32."""
+    T = tl.minimum(tl.maximum(temperature, 8.67361737988403547e-19), 1152921504606846976.0)  # 2**-60, 2**60
+    if LIMBS:  # Intel's quotients of floats are not the nearest: 24 bits of one of integers, and the rest compared with 1/2
+        fields = T.to(tl.int32, bitcast=True)
+        divisor = ((fields & 0x7FFFFF) | 0x800000).to(tl.int64)
+        is_less = divisor > 0xB8AA3B  # than 1, what the mantissas' quotient is
+        dividend = tl.where(is_less, 0xB8AA3B << 24, 0xB8AA3B << 23).to(tl.int64)
+        quotient = dividend // divisor
+        quotient += (2 * (dividend - quotient * divisor) > divisor).to(tl.int64)
+        exponent = 254 - (fields >> 23) - is_less.to(tl.int32)
+        return ((exponent << 23) + (quotient.to(tl.int32) - 0x800000)).to(tl.float32, bitcast=True)
+    else:
+        return tl.div_rn(T * 0.0 + LOG2E, T)
+
+
+@triton.jit
+def power(x, scale_by):
+    """753.2 * 2**(x * scale_by) for x <= 0, as p and a float32 r whose last bits are n + 22: the value is p * 2**n."""
+    t = tl.maximum(x * scale_by, -64.0)  # of NaN too
+    r = t + 12582934.0  # 1.5 * 2**23 + 22
+    f = t - (r - 12582934.0)
+    return ((((f + C0) * f + C1) * f + C2) * f + C3) * f + C4, r
+
+
+@triton.jit
+def weigh(x, maximum, scale_by):
+    """The weights of a block's logits x, below 2**32, as int64."""
+    p, r = power(x - maximum, scale_by)
+    y = (p.to(tl.int32, bitcast=True) + (r.to(tl.int32, bitcast=True) << 23)).to(tl.float32, bitcast=True)  # p * 2**(n + 22)
+    w = (y + ALMOST_HALF).to(tl.uint32)
+    if maximum == float("inf"):  # inf - inf was NaN
+        w = tl.where(x == maximum, LARGEST_WEIGHT, 0).to(tl.uint32)
+    return w.to(tl.int64)
+
+
+@triton.jit
+def size(x):
+    """How many bits a positive int64 has. Without the bit behind the first it does not round up to more."""
+    return ((x & ~(x >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
+
+
+@triton.jit
+def quotient(total, mass):
+    """(factor, shift): of `total`, a weight of the `mass` that shares it gets weight * factor >> shift, and a little may be left."""
+    total = tl.maximum(total, 1)
+    mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
+    dividend = total << (61 - size(total)).to(tl.int64)
+    divisor = (mass >> (size(mass) - 31).to(tl.int64)) + 1
+    factor = dividend.to(tl.uint64) // divisor.to(tl.uint64)
+    return factor.to(tl.int64), tl.minimum(30 + size(mass) - size(total), 63).to(tl.int64)
+
+
+@triton.jit
+def apportion_to_blocks(maxima, sums, scale_by):
+    """Of each block [n]: its share of 2**44, and the factor and shift by which its entries share that."""
+    top = tl.max(maxima, 0)
+    p, r = power(tl.where(maxima == top, 0.0, maxima - top), scale_by)
+    n = (r - 12582934.0).to(tl.int32)
+    masses = (((sums >> 3) * (p * 16384.0).to(tl.int64)) >> tl.minimum(10 - n, 63).to(tl.int64))
+    total = tl.sum(masses, 0)
+    factor, shift = quotient(total * 0 + 17592186044416, total)  # 2**44
+    shares = scale(masses << 10, tl.broadcast_to(factor << (53 - shift), masses.shape))
+    i = tl.arange(0, maxima.shape[0])
+    first = tl.min(tl.where(masses == tl.max(masses, 0), i, 0x7FFFFFFF), 0)
+    left = tl.where(total > 0, 17592186044416 - tl.sum(shares, 0), 0)
+    shares += tl.where(i == first, left, 0)
+    factor, shift = quotient(shares, sums)
+    return shares, factor, shift
+
+
+@triton.jit
+def share(x, v, maximum, mass, factor, shift, scale_by):
+    """The probabilities of a block's logits x [1, n], its entries v: int64, of sum `mass`."""
+    w = weigh(x, maximum, scale_by)
+    shares = (w * factor) >> shift
+    first = tl.min(tl.where(w == LARGEST_WEIGHT, v, 0x7FFFFFFF))
+    return shares + tl.where(v == first, mass - tl.sum(shares), 0)
