@@ -25,6 +25,9 @@ TARGETS = {
 }
 
 
+KERNELS = ("sum_chunks", "locate", "write_tokens", "weigh_blocks", "share_rows", "sum_residual", "draw")
+
+
 class NoDevice(DriverBase):
     """A driver for a target that is not here: Triton asks it what to compile for, and nothing else."""
 
@@ -89,18 +92,33 @@ def serve(batch):
     sv.emit(batch.draft_tokens, *result, impl="triton")
 
 
+def serve_logits(batch):
+    """Logits with and without a draft, dense and ragged, temperatures or none, every dtype, aligned or not."""
+    tokens, draft, target = batch.draft_tokens, batch.draft_probs, batch.target_probs
+    temperature, ends = torch.ones(2), torch.tensor([0, 3, 6])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        draft, target = draft.to(dtype), target.to(dtype)
+        sv.verify_logits(tokens, draft, target, *batch[3:5], temperature=temperature, impl="triton")
+        sv.verify_logits(tokens, None, target, seed=1, greedy=torch.tensor([True, False]), impl="triton")
+    ragged = tokens.flatten(), draft.flatten(0, 1), target.flatten(0, 1), ends, 3
+    sv.verify_logits_varlen(*ragged, seed=1, emitted=torch.empty(2, 4, dtype=torch.int32), impl="triton")
+    sv.sample_logits(target, seed=1, temperature=0.5, impl="triton")
+
+
 def compile_all(name):
     target, language, forbidden = TARGETS[name]
     triton.runtime.driver.set_active(NoDevice(target))
     compiled = []
-    for kernel in ("sum_chunks", "locate", "write_tokens"):
+    for kernel in KERNELS:
         setattr(launch, kernel, CompileOnly(getattr(launch, kernel), compiled))
+    facts = {}
     if target.backend == "cuda":
         from spec_verify_xpu.gpu.overlap import release, wait
 
-        facts = launch.DeviceFacts(keeps=True, release=release, wait=wait, locate_options={"launch_pdl": True})
-        launch.device_facts = lambda device: facts
+        facts = {"keeps": True, "release": release, "wait": wait, "locate_options": {"launch_pdl": True}}
         handles.is_called_as_known = note_calls(handles.is_called_as_known, called := {})
+    facts = launch.DeviceFacts(**facts, exact=launch.EXACT)
+    launch.device_facts = lambda device: facts
     names = ("CUDA", "CUDA_WIDE", "XPU", "XPU_FEW_ROWS")
     settings = [getattr(config, name) for name in names]
     for setting, V, one_hot in itertools.product(settings, (128, 129), (False, True)):
@@ -109,6 +127,9 @@ def compile_all(name):
     for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
         random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32).verify("triton")
     serve(random_batch(2, 3, 128))
+    for setting, V in itertools.product((config.LOGITS_CUDA, config.LOGITS_XPU), (128, 129)):
+        config.LOGITS["cpu"] = setting
+        serve_logits(random_batch(2, 3, V))
     for kernel in {kernel.hash: kernel for kernel in compiled}.values():
         text = kernel.asm[language]
         counts = {name: len(re.findall(pattern, text)) for name, pattern in forbidden.items()}

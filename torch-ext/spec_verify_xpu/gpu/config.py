@@ -60,8 +60,9 @@ def for_interpreter(B, V, aligned, threads):
 @dataclass(frozen=True)
 class LogitsConfig:
     limbs: bool  # rows are read without masks, and quotients of floats are not trusted
+    most_blocks: int  # that a program of the first kernel weighs
     weigh_warps: int
-    test_warps: int
+    share_warps: int
     sum_warps: int
     draw_warps: int
     positions: int
@@ -69,9 +70,9 @@ class LogitsConfig:
 
 
 # A warp that owns a block of 1,024 logits needs no barrier for its maximum and sum.
-LOGITS_CUDA = LogitsConfig(False, weigh_warps=1, test_warps=4, sum_warps=4, draw_warps=4, positions=32, blocks=(512,))
-LOGITS_XPU = LogitsConfig(True, weigh_warps=8, test_warps=8, sum_warps=8, draw_warps=8, positions=16, blocks=(128, 512))
-LOGITS_INTERPRETER = LogitsConfig(False, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512))
+LOGITS_CUDA = LogitsConfig(False, 8, weigh_warps=1, share_warps=4, sum_warps=2, draw_warps=4, positions=32, blocks=(128, 512))
+LOGITS_XPU = LogitsConfig(True, 8, weigh_warps=8, share_warps=8, sum_warps=8, draw_warps=8, positions=16, blocks=(128, 512))
+LOGITS_INTERPRETER = LogitsConfig(False, 2, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512))
 LOGITS = {"cuda": LOGITS_CUDA, "xpu": LOGITS_XPU, "cpu": LOGITS_INTERPRETER}
 
 # By device type: the configuration for B rows of V entries on a device that this many warps fill.

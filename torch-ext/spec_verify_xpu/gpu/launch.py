@@ -12,7 +12,7 @@ from ..rule import BLOCK
 from .config import CONFIGURATIONS, LOGITS, variants
 from .handles import Launch, is_hooked, keeps_launches, kept_launches, key_of, launch, numbers_of
 from .kernels import HEADER, locate, sum_chunks, write_tokens
-from .logits import draw, sum_residual, test_drafts, weigh_blocks
+from .logits import draw, share_rows, sum_residual, weigh_blocks
 
 
 def runs_on():
@@ -47,8 +47,8 @@ SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
 OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
 WEIGH_BLOCKS = ("draft_probs", "target_probs", *OF_LOGITS)
-TEST_DRAFTS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "seed", "offset", *OF_LOGITS)
-SUM_RESIDUAL = ("draft_tokens", *WEIGH_BLOCKS)
+SHARE_ROWS = ("draft_tokens", *WEIGH_BLOCKS)
+SUM_RESIDUAL = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "seed", "offset", *OF_LOGITS)
 DRAW = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", "seed", "offset", *OF_LOGITS)
 DRAW += ("accepted", "next_token", "emitted")
 
@@ -106,33 +106,35 @@ def plan_of_logits(call, aligned, config, capacity):
     V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
     blocks = ceil_div(max(V, V_draft), BLOCK)
     draft_rows = 0 if call.draft_probs is None else T
-    integers = (K, T, V_draft, V, blocks, *row_strides(call.draft_probs), *row_strides(call.target_probs))
-    position = max(config.positions, power_of_2(K + 1))
-    how = aligned, config.limbs
+    sizes, strides = (K, T, V_draft, V, blocks), (*row_strides(call.draft_probs), *row_strides(call.target_probs))
+    position, how = max(config.positions, power_of_2(K + 1)), (aligned, config.limbs)
+    rows = K + 1 + (K if draft_rows else 0)
+    count, pairs = (max(1, min(config.most_blocks, n * blocks // on.fill)) for n in (B * rows, B))
 
     def options(warps, first=False):
         return {"num_warps": warps, **(on.sum_options if first else on.locate_options), **on.exact}
 
     launches = (
         Launch(
-            weigh_blocks, WEIGH_BLOCKS, (B, blocks, K + 1 + (K if draft_rows else 0)), integers, how,
+            weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), rows), (*sizes, count, *strides), how,
             options(config.weigh_warps, first=True), (on.release,),
         ),
         Launch(
-            test_drafts, TEST_DRAFTS, (B, K + 1, 1), integers, (is_float64(call.uniform_accept), *how, capacity),
-            options(config.test_warps), (on.wait, on.release),
-        ),
-        Launch(
-            sum_residual, SUM_RESIDUAL, (B, blocks, 1), integers, (position, *how), options(config.sum_warps),
+            share_rows, SHARE_ROWS, (B, rows, 1), (*sizes, *strides), (*how, capacity), options(config.share_warps),
             (on.wait, on.release),
         ),
         Launch(
-            draw, DRAW, (B, 1, 1), (*integers, 0 if call.emitted is None else call.emitted.stride(0)),
+            sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (*sizes, pairs, *strides),
+            (is_float64(call.uniform_accept), position, *how), options(config.sum_warps), (on.wait, on.release),
+        ),
+        Launch(
+            draw, DRAW, (B, 1, 1), (*sizes, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
             (is_float64(call.uniform_sample), call.purpose, position, *how, capacity), options(config.draw_warps), (on.wait,),
         ),
     )  # fmt: skip
-    rows = B + T
-    return Plan((rows + draft_rows) * 3 * (blocks + blocks % 2) + rows + B * (blocks + blocks % 2), 0, launches)
+    even = blocks + blocks % 2
+    rows = B + T + draft_rows
+    return Plan(rows * (3 * even + 1) + B * (HEADER.value + even), 0, launches)
 
 
 def verify(call):
@@ -247,6 +249,7 @@ class DeviceFacts:
     """What is done on one device alone."""
 
     threads: int = 0  # warps that fill it, where the configuration depends on that
+    fill: int = 4  # programs of one warp that fill it
     keeps: bool = False  # whether launches are kept by handles.py
     release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
     wait: Optional[Callable] = None
@@ -264,7 +267,8 @@ def device_facts(device):
         return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS, exact=EXACT)
     if device.type == "cpu":
         return DeviceFacts()
-    facts = {"keeps": keeps_launches(device), "exact": EXACT}
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    facts = {"keeps": keeps_launches(device), "exact": EXACT, "fill": 32 * processors}
     if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 

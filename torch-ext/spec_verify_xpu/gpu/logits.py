@@ -1,20 +1,22 @@
-"""The rule from logits in four Triton launches: weigh the blocks of all rows, test the drafts, sum the residual, draw.
+"""The rule from logits in four Triton launches: weigh all blocks, share out all rows, sum the residual, draw.
 
 Device code only. A row's scratch is three arrays with an entry for each of its blocks: the maximum; the sum of weights, later
 the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the first
-two are the largest entry and its place. Behind the rows stands a verdict for each of the target's: -1 where the draft is
-accepted, else its probability, or of a greedy sequence the argmax; and behind those the residual sums, block by block.
+two are the largest entry and its place. Behind the rows stands a number for each: the draft's probability, or of a greedy
+sequence the argmax. And behind those for each sequence what `locate` finds in kernels.py: accepted, the refused draft or -1 (of
+a greedy sequence the next token), and the sums of blocks.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels import bits_of_draw, drafts_of, even, first_row, load_entries, write_others, write_token
-from .numbers import apportion_to_blocks, bits, order, random_bits, scale, scale_of, share, weigh
+from .kernels import HEADER, bits_of_draw, drafts_of, even, first_row, load_entries, write_others, write_token
+from .numbers import LARGEST_WEIGHT, apportion_to_blocks, bits, order, random_bits, scale, scale_of, share, weigh
 
 ACCEPT = tl.constexpr(0)  # rule.ACCEPT
 BLOCK = tl.constexpr(1024)  # rule.BLOCK
 LAST = tl.constexpr(0x7FFFFFFF)
+LEAST = tl.constexpr(-0x80000000)
 LOW_32 = tl.constexpr(0xFFFFFFFF)
 
 
@@ -52,12 +54,6 @@ def words_of(scratch, row, blocks):
 
 
 @triton.jit
-def verdicts_of(scratch, rows, blocks):
-    """Where the verdicts are, behind the rows."""
-    return words_of(scratch, rows, blocks)
-
-
-@triton.jit
 def rows_of(draft, T):
     """(rows of the target, rows in all)"""
     target_rows = T.to(tl.int64) + tl.num_programs(0)
@@ -68,19 +64,27 @@ def rows_of(draft, T):
 
 
 @triton.jit
-def summarize(x, words, block, blocks, T, is_greedy, LIMBS: tl.constexpr):
-    """Write what is known of one block's logits x [1, BLOCK] alone."""
+def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
+    """Write what is known of each of `count` blocks of a row alone. The next is loaded while one is worked on."""
+    x = load_block(row, first, V, ALIGNED, LIMBS)
+    last = tl.minimum(first + count, blocks)
     if is_greedy:
-        key = order(x)
-        top = tl.max(key)
-        place = tl.min(tl.where(key == top, block * BLOCK + tl.arange(0, BLOCK)[None, :], LAST))
-        tl.store(words + block, top.to(tl.int64))
-        tl.store(words + even(blocks) + block, place.to(tl.int64))
+        for block in range(first, last):
+            v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+            key = tl.where(v < V, order(x), LEAST)
+            x = load_block(row, block + 1, tl.where(block + 1 < last, V, 0), ALIGNED, LIMBS)
+            top = tl.max(key)
+            tl.store(words + block, top.to(tl.int64))
+            tl.store(words + even(blocks) + block, tl.min(tl.where(key == top, v, LAST)).to(tl.int64))
     else:
-        m = tl.max(x)
-        m = tl.where(m == m, m, float("-inf"))
-        tl.store(words + block, m.to(tl.int32, bitcast=True).to(tl.int64))
-        tl.store(words + even(blocks) + block, tl.sum(weigh(x, m, scale_of(T, LIMBS))))
+        scale_by = scale_of(T, LIMBS)
+        for block in range(first, last):
+            following = load_block(row, block + 1, tl.where(block + 1 < last, V, 0), ALIGNED, LIMBS)
+            m = tl.max(x)
+            m = tl.where(m == m, m, float("-inf"))
+            tl.store(words + block, m.to(tl.int32, bitcast=True).to(tl.int64))
+            tl.store(words + even(blocks) + block, tl.sum(weigh(x, m, scale_by)))
+            x = following
 
 
 @triton.jit
@@ -107,14 +111,14 @@ def shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY: tl.co
 
 
 @triton.jit
-def shares_of(x, words, block, blocks, scale_by):
-    """The probabilities of a block's logits x, from what share_row wrote."""
+def weights_of(x, words, block, blocks, scale_by):
+    """(weights, shares but for what is left, what the block has to share) of logits x, from what share_row wrote."""
     m = tl.load(words + block).to(tl.int32).to(tl.float32, bitcast=True)
     words += even(blocks) + block
     mass = tl.load(words)
     packed = tl.load(words + even(blocks))
-    v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    return share(x, v, m, mass, packed & LOW_32, packed >> 32, scale_by)
+    w = weigh(x, m, scale_by)
+    return w, (w * (packed & LOW_32)) >> (packed >> 32), mass
 
 
 @triton.jit
@@ -127,147 +131,179 @@ def largest_block_of(words, blocks, CAPACITY: tl.constexpr):
 
 
 @triton.jit
-def end_of(verdicts, tokens, length, V_draft, POSITIONS: tl.constexpr):
-    """(n, verdict, token): the first position not accepted, its verdict, and the draft refused there, -1 if there is none.
-
-    Loaded tokens are those of POSITIONS, -1 past the last.
-    """
+def end_of(tokens, u, chances, draft_chances, length, V_draft, is_greedy, POSITIONS: tl.constexpr):
+    """(n, token, chance): the first position not accepted, the draft refused there or -1, and what share_rows wrote for it."""
     i = tl.arange(0, POSITIONS)
-    verdict = tl.load(verdicts + i, mask=i <= length, other=-1)
-    n = tl.min(tl.where(verdict >= 0, i, LAST), 0)
-    token = tl.sum(tl.where(i == n, tokens, 0), 0)
-    token = tl.where(token.to(tl.uint64) < V_draft.to(tl.uint64), token, -1).to(tl.int32)
-    return n.to(tl.int64), tl.sum(tl.where(i == n, verdict, 0), 0), token
+    exists = i < length
+    p = tl.load(chances + i, mask=i <= length, other=0)
+    if draft_chances is None:
+        q = tl.full((POSITIONS,), 17592186044416, tl.int64)  # 2**44: a draft without probabilities is certain
+    else:
+        q = tl.load(draft_chances + i, mask=exists, other=0)
+    stands = tl.where(is_greedy, tokens == p, scale(u, q) < p)
+    n = tl.min(tl.where(exists & stands, LAST, i), 0)
+    is_draft = (tokens.to(tl.uint64) < V_draft.to(tl.uint64)) & (is_greedy == 0)
+    token = tl.max(tl.where((i == n) & is_draft, tokens, -1), 0)
+    return n.to(tl.int64), token.to(tl.int32), tl.sum(tl.where(i == n, p, 0), 0)
 
 
 @triton.jit
 def residual(x, y, words, draft_words, block, blocks, token, scale_by):
-    """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
-    p = shares_of(x, words, block, blocks, scale_by)
+    """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused: [BLOCK] int64."""
+    v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    w, p, mass = weights_of(x, words, block, blocks, scale_by)
+    first = tl.where(w == LARGEST_WEIGHT, v, LAST)
     if draft_words is None:
-        return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
+        p += tl.where(v == tl.min(first), mass - tl.sum(p), 0)
+        return tl.where(v == token, 0, p)
     else:
-        q = shares_of(y, draft_words, block, blocks, scale_by)
+        w, q, draft_mass = weights_of(y, draft_words, block, blocks, scale_by)
+        draft_first = tl.where(w == LARGEST_WEIGHT, v, LAST)
+        p += tl.where(v == tl.min(first), mass - tl.sum(p), 0)
+        q += tl.where(v == tl.min(draft_first), draft_mass - tl.sum(q), 0)
         return tl.where(token < 0, p, tl.maximum(p - q, 0))
 
 
 # As in kernels.py, one compiled kernel serves every shape.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "temperature", "scratch", "accepted", "next_token", "emitted", "K", "T", "V_draft", "V", "blocks",
+    "greedy", "temperature", "scratch", "accepted", "next_token", "emitted", "K", "T", "V_draft", "V", "blocks", "count",
     "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V, blocks,
+def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V, blocks, count,
                  stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
                  release: tl.constexpr):
-    """grid (B, blocks, K + 1 rows of the target and K of the draft): each program summarizes a block of a row."""
+    """grid (B, ceil(blocks / count), K + 1 rows of the target and K of the draft): each program summarizes `count` blocks."""
     b = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    row = tl.program_id(2)
+    first = tl.program_id(1) * count
+    i = tl.program_id(2)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     target_rows, _ = rows_of(draft_probs, T)
+    heat, is_greedy = temperature_of(temperature, greedy, b)
     if release is not None:
         release()
-    if row <= K:
-        if row <= length:
+    if i <= K:
+        if i <= length:
             target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
-            x = load_block(target_probs + row.to(tl.int64) * stride_target_k, block, V, ALIGNED, LIMBS)
-            heat, is_greedy = temperature_of(temperature, greedy, b)
-            summarize(x, words_of(scratch, start + b + row, blocks), block, blocks, heat, is_greedy, LIMBS)
+            row = target_probs + i.to(tl.int64) * stride_target_k
+            words = words_of(scratch, start + b + i, blocks)
+            summarize(row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
     elif draft_probs is not None:
-        row -= K + 1
-        if row < length:
+        i -= K + 1
+        if i < length:
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
-            x = load_block(draft_probs + row.to(tl.int64) * stride_draft_k, block, V_draft, ALIGNED, LIMBS)
-            heat, is_greedy = temperature_of(temperature, greedy, b)
-            summarize(x, words_of(scratch, target_rows + start + row, blocks), block, blocks, heat, is_greedy, LIMBS)
+            row = draft_probs + i.to(tl.int64) * stride_draft_k
+            words = words_of(scratch, target_rows + start + i, blocks)
+            summarize(row, words, first, count, blocks, V_draft, heat, is_greedy, ALIGNED, LIMBS)
+
+
+@triton.jit
+def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
+                   LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
+    """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax."""
+    t = tl.where(is_known, token, 0).to(tl.int32)
+    block = t // BLOCK
+    x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
+    scale_by = scale_of(T, LIMBS)
+    if wait is not None:
+        wait()
+    if exists:
+        if is_greedy:
+            tl.store(chance, largest_block_of(words, blocks, CAPACITY))
+        else:
+            maxima, masses, factor, shift = share_row(words, blocks, scale_by, CAPACITY)
+            shares = shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY)
+            v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+            tl.store(chance, tl.sum(tl.where((v == t) & is_known, shares, 0)))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def test_drafts(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
-                temperature, scratch, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b,
-                stride_target_k, FLOAT64: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
-                wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, K + 1): each program shares out the rows of a position, and tests its draft."""
+def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V,
+               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, ALIGNED: tl.constexpr,
+               LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+    """grid (B, K + 1 rows of the target and K of the draft): each program shares out a row, and picks its draft's probability."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     target_rows, rows = rows_of(draft_probs, T)
+    heat, is_greedy = temperature_of(temperature, greedy, b)
+    is_target = i <= K
+    i = tl.where(is_target, i, i - (K + 1))
     token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
-    is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-    t = tl.where(is_known, token, 0).to(tl.int32)
-    block = t // BLOCK
+    chances = words_of(scratch, rows, blocks) + start + i
+    if release is not None:
+        release()
+    if is_target:
+        target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
+        row = target_probs + i.to(tl.int64) * stride_target_k
+        words = words_of(scratch, start + b + i, blocks)
+        is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
+        share_and_pick(row, words, token, is_known, blocks, V, heat, is_greedy, chances + b, i <= length, ALIGNED, LIMBS,
+                       CAPACITY, wait)
+    elif draft_probs is not None:
+        draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
+        row = draft_probs + i.to(tl.int64) * stride_draft_k
+        words = words_of(scratch, target_rows + start + i, blocks)
+        is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
+        exists = (i < length) & (is_greedy == 0)
+        share_and_pick(row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + target_rows, exists, ALIGNED,
+                       LIMBS, CAPACITY, wait)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
+                 scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
+                 FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
+                 wait: tl.constexpr, release: tl.constexpr):
+    """grid (B, ceil(blocks / count)): each program finds the refused position, and sums `count` blocks of the row to draw from."""
+    b = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * count
+    start, length = drafts_of(b, K, T, lengths, cu_drafts)
+    target_rows, rows = rows_of(draft_probs, T)
+    heat, is_greedy = temperature_of(temperature, greedy, b)
+    i = tl.arange(0, POSITIONS)
+    tokens = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
     if seed is None:
         u = bits(tl.load(uniform_accept + start + i, mask=i < length, other=0), FLOAT64)
     else:
         u = random_bits(tl.load(seed + b), tl.load(offset + b), i, ACCEPT)
-    heat, is_greedy = temperature_of(temperature, greedy, b)
-    target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
-    x = load_block(target_probs, block, tl.where(i <= length, V, 0), ALIGNED, LIMBS)
-    y = x
+    scale_by = scale_of(heat, LIMBS)
+    chances = words_of(scratch, rows, blocks)
+    found = chances + rows + b * (HEADER + even(blocks))
+    draft_chances = None
     if draft_probs is not None:
-        draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
-        y = load_block(draft_probs, block, tl.where(i < length, V_draft, 0), ALIGNED, LIMBS)
-    words = words_of(scratch, start + b + i, blocks)
-    verdicts = verdicts_of(scratch, rows, blocks) + start + b + i
-    v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+        draft_chances = chances + target_rows + start
     if release is not None:
         release()
     if wait is not None:
         wait()
-    if i <= length:
-        if is_greedy:
-            best = largest_block_of(words, blocks, CAPACITY)
-            tl.store(verdicts, tl.where((i < length) & (token == best), -1, best))
-        else:
-            scale_by = scale_of(heat, LIMBS)
-            maxima, masses, factor, shift = share_row(words, blocks, scale_by, CAPACITY)
-            p = tl.sum(tl.where(v == t, shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY), 0))
-            q = p * 0 + 17592186044416  # 2**44: a draft without probabilities is certain
-            if draft_probs is not None:
-                if i < length:
-                    draft_words = words_of(scratch, target_rows + start + i, blocks)
-                    maxima, masses, factor, shift = share_row(draft_words, blocks, scale_by, CAPACITY)
-                    q = tl.sum(tl.where(v == t, shares_at(y, block, maxima, masses, factor, shift, scale_by, CAPACITY), 0))
-            tl.store(verdicts, tl.where(is_known & (scale(u, q) < p), -1, tl.where(is_known, p, 0)))
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V,
-                 blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, POSITIONS: tl.constexpr,
-                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, blocks): each program sums a block of the row that the token is drawn from."""
-    b = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    target_rows, rows = rows_of(draft_probs, T)
-    position = tl.arange(0, POSITIONS)
-    tokens = tl.load(draft_tokens + start + position, mask=position < length, other=-1)
-    heat, is_greedy = temperature_of(temperature, greedy, b)
-    verdicts = verdicts_of(scratch, rows, blocks)
-    sums = verdicts + target_rows + b * even(blocks)
-    if release is not None:
-        release()
-    if wait is not None:
-        wait()
+    n, token, chance = end_of(tokens, u, chances + start + b, draft_chances, length, V_draft, is_greedy, POSITIONS)
+    words = words_of(scratch, start + b + n, blocks)
+    if first == 0:
+        tl.store(found, n)
+        tl.store(found + 1, tl.where(is_greedy, chance, token.to(tl.int64)))
     if is_greedy == 0:
-        n, verdict, token = end_of(verdicts + start + b, tokens, length, V_draft, POSITIONS)
-        words = words_of(scratch, start + b + n, blocks)
+        sums = found + HEADER
+        masses = words + even(blocks)
+        last = tl.minimum(first + count, blocks)
         if draft_probs is None:
-            mass = tl.load(words + even(blocks) + block)  # without what the refused token has of it
-            tl.store(sums + block, mass - tl.where((token >= 0) & (token // BLOCK == block), verdict, 0))
+            for block in range(first, last):  # without what the refused token has of it
+                taken = tl.where((token >= 0) & (token // BLOCK == block), chance, 0)
+                tl.store(sums + block, tl.load(masses + block) - taken)
         elif token < 0:
-            tl.store(sums + block, tl.load(words + even(blocks) + block))
+            for block in range(first, last):
+                tl.store(sums + block, tl.load(masses + block))
         else:
             target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
-            x = load_block(target_probs, block, V, ALIGNED, LIMBS)
-            y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
             draft_words = words_of(scratch, target_rows + start + n, blocks)
-            tl.store(sums + block, tl.sum(residual(x, y, words, draft_words, block, blocks, token, scale_of(heat, LIMBS))))
+            for block in range(first, last):
+                x = load_block(target_probs, block, V, ALIGNED, LIMBS)
+                y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
+                tl.store(sums + block, tl.sum(residual(x, y, words, draft_words, block, blocks, token, scale_by)))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -276,52 +312,64 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
          stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, POSITIONS: tl.constexpr,
          ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it."""
+    EARLY: tl.constexpr = not LIMBS and POSITIONS <= 256
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     target_rows, rows = rows_of(draft_probs, T)
-    position = tl.arange(0, POSITIONS)
-    tokens = tl.load(draft_tokens + start + position, mask=position < length, other=-1)
     heat, is_greedy = temperature_of(temperature, greedy, b)
+    position = tl.arange(0, POSITIONS)
     if seed is not None:
         seed += b
         offset += b
     else:
         uniform_sample += start + b
-    verdicts = verdicts_of(scratch, rows, blocks)
-    sums = verdicts + target_rows + b * even(blocks)
+    if EARLY:
+        u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, FLOAT64, PURPOSE)
+    found = words_of(scratch, rows, blocks) + rows + b * (HEADER + even(blocks))
     next_token += b
     if emitted is not None:
         emitted += b * stride_emitted
+        tokens = tl.load(draft_tokens + start + position, mask=position < length, other=0)
+    scale_by = scale_of(heat, LIMBS)
+    i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
     if wait is not None:
         wait()
-    n, verdict, token = end_of(verdicts + start + b, tokens, length, V_draft, POSITIONS)
+    n = tl.load(found)
+    token = tl.load(found + 1)
     if is_greedy:
-        write_token(next_token, emitted, n, verdict + one, one == 0)
+        write_token(next_token, emitted, n, token + one, one == 0)
     else:
-        i = tl.arange(0, CAPACITY)
-        mass = tl.load(sums + i, mask=i < blocks, other=0)
-        u = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, FLOAT64, PURPOSE)
-        cumulative = tl.cumsum(mass, 0)
-        total = tl.sum(mass, 0)
-        threshold = scale(u, total)
+        sums = tl.load(found + HEADER + i, mask=i < blocks, other=0)
+        words = words_of(scratch, start + b + n, blocks)
+        if EARLY:
+            drawn = tl.sum(tl.where(position == n, u, 0), 0)
+        else:
+            drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, FLOAT64, PURPOSE)
+        cumulative = tl.cumsum(sums, 0)
+        total = tl.sum(sums, 0)
+        if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
+            token = tl.full((), -1, tl.int64)
+            sums = tl.load(words + even(blocks) + i, mask=i < blocks, other=0)
+            cumulative = tl.cumsum(sums, 0)
+            total = tl.sum(sums, 0)
+        threshold = scale(drawn, total)
         is_before = cumulative <= threshold
-        before = tl.sum(tl.where(is_before, mass, 0), 0)
+        before = tl.sum(tl.where(is_before, sums, 0), 0)
         block = tl.where(total > 0, tl.sum(is_before.to(tl.int32), 0), 0)
         target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
-        words = words_of(scratch, start + b + n, blocks)
         if draft_probs is None:
-            w = residual(x, x, words, None, block, blocks, token, scale_of(heat, LIMBS))
+            w = residual(x, x, words, None, block, blocks, token, scale_by)
         else:
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)  # past the last draft is no row
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
             draft_words = words_of(scratch, tl.where(token < 0, start + b + n, target_rows + start + n), blocks)
-            w = residual(x, y, words, draft_words, block, blocks, token, scale_of(heat, LIMBS))
+            w = residual(x, y, words, draft_words, block, blocks, token, scale_by)
         running = tl.cumsum(w, 1) - (threshold - before)
-        found = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
-        write_token(next_token, emitted, n, found.to(tl.int64) + one, one == 0)
+        place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
+        write_token(next_token, emitted, n, place.to(tl.int64) + one, one == 0)
     tl.store(accepted + b, n)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)
