@@ -1,8 +1,8 @@
 """The rule from logits in four Triton launches: weigh all blocks, share out all rows, sum the residual, draw.
 
 Device code only. A row's scratch is three arrays with an entry for each of its blocks: the maximum; the sum of weights, later
-the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the first
-two are the largest entry and its place. Behind the rows stands a number for each: the draft's probability, or of a greedy
+the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the
+first two are the largest entry and its place. Behind the rows stands a number for each: the draft's probability, or of a greedy
 sequence the argmax. And behind those for each sequence what `locate` finds in kernels.py: accepted, the refused draft or -1 (of
 a greedy sequence the next token), and the sums of blocks.
 """
@@ -11,7 +11,19 @@ import triton
 import triton.language as tl
 
 from .kernels import HEADER, bits_of_draw, drafts_of, even, first_row, load_entries, write_others, write_token
-from .numbers import LARGEST_WEIGHT, apportion_to_blocks, bits, order, random_bits, scale, scale_of, share, weigh
+from .numbers import (
+    LARGEST_WEIGHT,
+    apportion_to_blocks,
+    bits,
+    give_rest,
+    order,
+    random_bits,
+    scale,
+    scale_of,
+    share,
+    weigh,
+    weigh_finite,
+)
 
 ACCEPT = tl.constexpr(0)  # rule.ACCEPT
 BLOCK = tl.constexpr(1024)  # rule.BLOCK
@@ -65,26 +77,26 @@ def rows_of(draft, T):
 
 @triton.jit
 def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
-    """Write what is known of each of `count` blocks of a row alone. The next is loaded while one is worked on."""
-    x = load_block(row, first, V, ALIGNED, LIMBS)
+    """Write what is known of each of `count` blocks of a row alone."""
     last = tl.minimum(first + count, blocks)
     if is_greedy:
         for block in range(first, last):
             v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-            key = tl.where(v < V, order(x), LEAST)
-            x = load_block(row, block + 1, tl.where(block + 1 < last, V, 0), ALIGNED, LIMBS)
+            key = tl.where(v < V, order(load_block(row, block, V, ALIGNED, LIMBS)), LEAST)
             top = tl.max(key)
             tl.store(words + block, top.to(tl.int64))
             tl.store(words + even(blocks) + block, tl.min(tl.where(key == top, v, LAST)).to(tl.int64))
     else:
         scale_by = scale_of(T, LIMBS)
         for block in range(first, last):
-            following = load_block(row, block + 1, tl.where(block + 1 < last, V, 0), ALIGNED, LIMBS)
+            x = load_block(row, block, V, ALIGNED, LIMBS)
             m = tl.max(x)
             m = tl.where(m == m, m, float("-inf"))
+            mass = tl.sum(weigh_finite(x, m, scale_by).to(tl.int64))
+            if m == float("inf"):
+                mass = tl.sum((x == m).to(tl.int32)).to(tl.int64) * LARGEST_WEIGHT
             tl.store(words + block, m.to(tl.int32, bitcast=True).to(tl.int64))
-            tl.store(words + even(blocks) + block, tl.sum(weigh(x, m, scale_by)))
-            x = following
+            tl.store(words + even(blocks) + block, mass)
 
 
 @triton.jit
@@ -107,18 +119,19 @@ def shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY: tl.co
     here = tl.arange(0, CAPACITY) == block
     m = tl.max(tl.where(here, maxima, float("-inf")), 0)
     mass, factor, shift = tl.sum(tl.where(here, masses, 0)), tl.sum(tl.where(here, factor, 0)), tl.sum(tl.where(here, shift, 0))
-    return share(x, block * BLOCK + tl.arange(0, BLOCK)[None, :], m, mass, factor, shift, scale_by)
+    w = weigh(x, m, scale_by)
+    return give_rest(share(w, factor, shift), w, mass)
 
 
 @triton.jit
-def weights_of(x, words, block, blocks, scale_by):
-    """(weights, shares but for what is left, what the block has to share) of logits x, from what share_row wrote."""
+def shares_of(x, words, block, blocks, scale_by):
+    """The probabilities of a block's logits x, from what share_row wrote."""
     m = tl.load(words + block).to(tl.int32).to(tl.float32, bitcast=True)
     words += even(blocks) + block
     mass = tl.load(words)
     packed = tl.load(words + even(blocks))
     w = weigh(x, m, scale_by)
-    return w, (w * (packed & LOW_32)) >> (packed >> 32), mass
+    return give_rest(share(w, packed & LOW_32, packed >> 32), w, mass)
 
 
 @triton.jit
@@ -149,19 +162,12 @@ def end_of(tokens, u, chances, draft_chances, length, V_draft, is_greedy, POSITI
 
 @triton.jit
 def residual(x, y, words, draft_words, block, blocks, token, scale_by):
-    """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused: [BLOCK] int64."""
-    v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    w, p, mass = weights_of(x, words, block, blocks, scale_by)
-    first = tl.where(w == LARGEST_WEIGHT, v, LAST)
+    """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
+    p = shares_of(x, words, block, blocks, scale_by)
     if draft_words is None:
-        p += tl.where(v == tl.min(first), mass - tl.sum(p), 0)
-        return tl.where(v == token, 0, p)
+        return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
     else:
-        w, q, draft_mass = weights_of(y, draft_words, block, blocks, scale_by)
-        draft_first = tl.where(w == LARGEST_WEIGHT, v, LAST)
-        p += tl.where(v == tl.min(first), mass - tl.sum(p), 0)
-        q += tl.where(v == tl.min(draft_first), draft_mass - tl.sum(q), 0)
-        return tl.where(token < 0, p, tl.maximum(p - q, 0))
+        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, draft_words, block, blocks, scale_by), 0))
 
 
 # As in kernels.py, one compiled kernel serves every shape.
@@ -224,7 +230,7 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
 def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V,
                blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, ALIGNED: tl.constexpr,
                LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, K + 1 rows of the target and K of the draft): each program shares out a row, and picks its draft's probability."""
+    """grid (B, K + 1 rows of the target and K of the draft): each program shares out a row, and keeps its draft's share."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
@@ -258,7 +264,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
                  scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
                  FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
                  wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, ceil(blocks / count)): each program finds the refused position, and sums `count` blocks of the row to draw from."""
+    """grid (B, ceil(blocks / count)): each program finds the refused position, and sums `count` blocks of the row drawn from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
@@ -303,7 +309,9 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             for block in range(first, last):
                 x = load_block(target_probs, block, V, ALIGNED, LIMBS)
                 y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                tl.store(sums + block, tl.sum(residual(x, y, words, draft_words, block, blocks, token, scale_by)))
+                p = shares_of(x, words, block, blocks, scale_by)
+                q = shares_of(y, draft_words, block, blocks, scale_by)
+                tl.store(sums + block, tl.sum(tl.maximum(p - q, 0)))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

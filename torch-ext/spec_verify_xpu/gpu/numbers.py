@@ -142,14 +142,20 @@ def power(x, scale_by):
 
 
 @triton.jit
-def weigh(x, maximum, scale_by):
-    """The weights of a block's logits x, below 2**32, as int64."""
+def weigh_finite(x, maximum, scale_by):
+    """The weights of a block's logits x, below 2**32: uint32, right where the maximum is not inf."""
     p, r = power(x - maximum, scale_by)
     y = (p.to(tl.int32, bitcast=True) + (r.to(tl.int32, bitcast=True) << 23)).to(tl.float32, bitcast=True)  # p * 2**(n + 22)
-    w = (y + ALMOST_HALF).to(tl.uint32)
+    return (y + ALMOST_HALF).to(tl.uint32)
+
+
+@triton.jit
+def weigh(x, maximum, scale_by):
+    """The weights of a block's logits x: uint32."""
+    w = weigh_finite(x, maximum, scale_by)
     if maximum == float("inf"):  # inf - inf was NaN
         w = tl.where(x == maximum, LARGEST_WEIGHT, 0).to(tl.uint32)
-    return w.to(tl.int64)
+    return w
 
 
 @triton.jit
@@ -160,7 +166,7 @@ def size(x):
 
 @triton.jit
 def quotient(total, mass):
-    """(factor, shift): of `total`, a weight of the `mass` that shares it gets weight * factor >> shift, and a little may be left."""
+    """(factor, shift): of the total, a weight of the mass that shares it gets weight * factor >> shift. A little may be left."""
     total = tl.maximum(total, 1)
     mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
     dividend = total << (61 - size(total)).to(tl.int64)
@@ -188,9 +194,14 @@ def apportion_to_blocks(maxima, sums, scale_by):
 
 
 @triton.jit
-def share(x, v, maximum, mass, factor, shift, scale_by):
-    """The probabilities of a block's logits x [1, n], its entries v: int64, of sum `mass`."""
-    w = weigh(x, maximum, scale_by)
-    shares = (w * factor) >> shift
-    first = tl.min(tl.where(w == LARGEST_WEIGHT, v, 0x7FFFFFFF))
-    return shares + tl.where(v == first, mass - tl.sum(shares), 0)
+def share(w, factor, shift):
+    """What weights get by `quotient`'s factor, which has 31 bits: one product of 32 bits by 32."""
+    return ((w.to(tl.uint32).to(tl.uint64) * factor.to(tl.uint32).to(tl.uint64)) >> shift.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
+def give_rest(shares, w, mass):
+    """shares [1, n] of a block whose weights are w, and to the first of the largest what is left of its mass."""
+    i = tl.arange(0, shares.shape[1])[None, :]
+    first = tl.min(tl.where(w.to(tl.int64) == LARGEST_WEIGHT, i, 0x7FFFFFFF))
+    return shares + tl.where(i == first, mass - tl.sum(shares), 0)
