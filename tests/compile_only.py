@@ -98,7 +98,8 @@ def compile_all(name):
     if target.backend == "cuda":
         from spec_verify_xpu.gpu.overlap import release, wait
 
-        facts = launch.DeviceFacts(keeps=True, release=release, wait=wait, locate_options={"launch_pdl": True})
+        options = {"sum_options": {"maxnreg": 32}, "locate_options": {"launch_pdl": True}}
+        facts = launch.DeviceFacts(keeps=True, release=release, wait=wait, **options)
         launch.device_facts = lambda device: facts
         handles.is_called_as_known = note_calls(handles.is_called_as_known, called := {})
     names = ("CUDA", "CUDA_WIDE", "XPU", "XPU_FEW_ROWS")

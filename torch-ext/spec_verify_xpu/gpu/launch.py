@@ -67,7 +67,7 @@ def plan(call, aligned, config, sums):
         integers=(*sizes, *strides),
         constants=(
             is_float64(call.uniform_accept), max(config.positions, power_of_2(K)), aligned, config.chunk,
-            config.segment(aligned), config.limbs, config.chunks,
+            config.segment(aligned), config.limbs, config.chunks, config.mixed,
         ),
         options={"num_warps": config.sum_warps, **on.sum_options},
         overlap=(on.release,),
@@ -212,8 +212,10 @@ def device_facts(device):
         return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS)
     if device.type == "cpu":
         return DeviceFacts()
-    facts = {"keeps": keeps_launches(device)}
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
+    if torch.version.hip is not None:
+        return DeviceFacts()
+    facts = {"keeps": keeps_launches(device), "sum_options": {"maxnreg": 32}}  # what a thread has of a full processor
+    if torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
         facts.update(release=release, wait=wait, locate_options={"launch_pdl": True})
