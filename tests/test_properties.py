@@ -74,7 +74,7 @@ def test_a_sequence_does_not_depend_on_its_batch(batch_of_many, impl, device):
 
 @pytest.mark.parametrize(
     "chunk, chunks, lanes, limbs",
-    [(64, 4, 64, False), (256, 2, 32, False), (1024, 1, 256, False), (512, 4, 16, True), (128, 8, 16, True)],
+    [(64, 4, 64, False), (256, 2, 32, False), (1024, 2, 256, False), (512, 4, 16, True), (128, 8, 16, True)],
 )
 @pytest.mark.parametrize("aligned", [True, False])
 def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monkeypatch):
@@ -86,6 +86,23 @@ def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monk
     monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda *_: tiles)
     monkeypatch.setattr(sv.repeats, "known", {})  # which were planned for other tiles
     assert torch.equal(torch.stack(batch.verify("triton")), whole)
+
+
+@pytest.mark.parametrize("B", [1, 6, 8])
+def test_mixed_sequences(B, device, monkeypatch):
+    """Chunks that take the sequences in orders of their own: of 8 all change places, of 6 pairs, and one has no other."""
+    config = pytest.importorskip("spec_verify_xpu.gpu.config")
+    batch = random_batch(B, 3, 608).to(device)  # 5 programs a sequence
+    tiles = config.Config(64, 2, 64, False, sum_warps=4, locate_warps=4, positions=16, sums=(128,), mixed=True)
+    monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda *_: tiles)
+    monkeypatch.setattr(sv.repeats, "known", {})  # which were planned for other tiles
+    assert torch.equal(torch.stack(batch.verify("triton")), torch.stack(batch.verify("eager")))
+
+
+def test_programs_sum_pairs_of_chunks():
+    """The second kernel reads sums in pairs, so one past the last of an odd number must have been written."""
+    config = pytest.importorskip("spec_verify_xpu.gpu.config")
+    assert all(x.chunks % 2 == 0 for x in vars(config).values() if isinstance(x, config.Config))
 
 
 def test_padding_the_vocabulary_changes_nothing(batch_of_many, impl, device):

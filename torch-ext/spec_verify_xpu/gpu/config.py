@@ -9,13 +9,14 @@ from ..rule import MAX_VOCABULARY
 @dataclass(frozen=True)
 class Config:
     chunk: int  # entries of a row that make one sum; 512 at most with limbs
-    chunks: int  # chunks that a program of the first kernel sums
+    chunks: int  # chunks that a program of the first kernel sums, an even number
     lanes: int  # threads' worth of a chunk that is read at once, 4 entries each where rows are aligned
     limbs: bool  # sum 22-bit limbs in 32 bits
     sum_warps: int
     locate_warps: int
     positions: int  # drafts that are tested at once, at least: a warp of them
     sums: tuple  # how many of them the second kernel searches: one compiled kernel for each
+    mixed: bool = False  # chunks take the sequences in orders of their own
 
     def segment(self, aligned):
         return min(self.chunk, self.lanes * (4 if aligned else 1))
@@ -30,10 +31,11 @@ class Config:
 
 
 # NVIDIA and AMD: native 64-bit integers, 5 to 10% faster than limbs on an H200, where all of this was measured
-# (docs/PERFORMANCE.md). A warp owns a chunk, so its sum needs no barrier. Few kernels are compiled: a pair for each of these,
-# one more pair, of the wide one, for rows that are not aligned, and its search in twice as many sums.
+# (docs/PERFORMANCE.md). A program reads 1,024 entries with 4 warps, few enough for each thread to have all of its loads on the
+# way within 32 registers. In CUDA a warp owns a chunk, so its sum needs no barrier. Few kernels are compiled: a pair for each
+# of these, one more pair, of the wide one, for rows that are not aligned, and its search in twice as many sums.
 CUDA = Config(256, 4, 32, limbs=False, sum_warps=4, locate_warps=4, positions=32, sums=(512,))
-CUDA_WIDE = Config(512, 2, 32, limbs=False, sum_warps=2, locate_warps=4, positions=32, sums=(512, 1024))
+CUDA_WIDE = Config(512, 2, 64, limbs=False, sum_warps=4, locate_warps=4, positions=32, sums=(512, 1024), mixed=True)
 
 # Intel: limbs, since Gen12LP has no native 64-bit integers, and one warp a chunk. Nothing spills: what 8 warps of 16 hold is
 # within a work-group of any device, and 128 registers a thread. Long chunks spend least on finding the refused position

@@ -146,17 +146,15 @@ def chunk_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, C
 
 
 @triton.jit
-def running_sums(draft, target, chunk, token, V_draft, V, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr):
-    """(entry, running mass, mass) of chunk's entries, [1, CHUNK]."""
-    v = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
-    p, q = row_pair(draft, target, v, token, V_draft, V, ALIGNED, LIMBS)
+def running_sums(p, q, LIMBS: tl.constexpr):
+    """(running mass, mass) of chunk's entries, [1, CHUNK]."""
     if LIMBS:
         high, low = weight_limbs(p, q)
         running_high, running_low = tl.associative_scan((high, low), 1, add)
-        return v, join(running_high, running_low), join(high, low)
+        return join(running_high, running_low), join(high, low)
     else:
         mass = fixed(p) - fixed(q)
-        return v, tl.cumsum(mass, 1), mass
+        return tl.cumsum(mass, 1), mass
 
 
 @triton.jit
@@ -236,14 +234,17 @@ UNSPECIALIZED = [
 def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, scratch,
                bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
                FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-               SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, release: tl.constexpr):
+               SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, MIXED: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(chunks / CHUNKS), 1): each program finds the refused position, and sums CHUNKS chunks of its row pair.
 
     Without randomness every sequence is greedy, and the third dimension may be as many as K + 1. `bests` is the scratch of
-    greedy sequences, of each row that there is.
+    greedy sequences, of each row that there is. MIXED says whether chunks take their sequences in orders of their own.
     """
-    b = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(0)
     c = tl.program_id(1)
+    if MIXED:  # a processor gets every n-th program: not of few sequences, since some read two rows and some one
+        b ^= c & ((tl.num_programs(0) & -tl.num_programs(0)) - 1)
+    b = b.to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     bests += (start + b) * 2 * tl.num_programs(1)
     target_row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
@@ -331,7 +332,6 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
         n = tl.load(scratch)
         token = tl.load(scratch + 1).to(tl.int32)
         sums = tl.load(tl.multiple_of(scratch + HEADER, 16) + i, mask=i < even(chunks), other=0)
-        sums = tl.where(i < chunks, sums, 0)
         target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
         if draft_probs is not None:
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
@@ -355,16 +355,26 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
 
         threshold = scale(drawn, total)
         is_before = cumulative <= threshold
-        before, chunk = sum_both(tl.where(is_before, sums, 0), is_before.to(tl.int32), LIMBS)
+        if LIMBS:
+            before, chunk = sum_both(tl.where(is_before, sums, 0), is_before.to(tl.int32), LIMBS)
+        else:
+            chunk = tl.sum(is_before.to(tl.int32), 0)
         chunk = tl.where(total > 0, chunk, 0)
-        entry, running, mass = running_sums(draft_probs, target_probs, chunk, token, V_draft, V, ALIGNED, CHUNK, LIMBS)
+        entry = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
+        p, q = row_pair(draft_probs, target_probs, entry, token, V_draft, V, ALIGNED, LIMBS)
+        if not LIMBS:  # while the chunk is on its way
+            before = tl.sum(tl.where(is_before, sums, 0), 0)
+        running, mass = running_sums(p, q, LIMBS)
         running -= threshold - before
         if LIMBS:  # counted, since what follows spills on some Intel GPUs
             found = tl.where(total > 0, chunk * CHUNK + tl.sum((running <= 0).to(tl.int32)), 0)
             write_token(next_token, emitted, n, found.to(tl.int64) + one, one == 0)
         else:  # by the lane that has it
-            is_it = (running > 0) & (running <= mass) | (entry == tl.where(total > 0, -1, 0))  # token 0 of a row without mass
-            write_token(next_token, emitted, n, entry.to(tl.int64), is_it)
+            is_it = (running - 1).to(tl.uint64) < mass.to(tl.uint64)  # 0 < running <= mass
+            is_it |= entry == tl.where(total > 0, -1, 0)  # token 0 of a row without mass
+            GROUP: tl.constexpr = 1 if not ALIGNED else 4 if CHUNK >= 512 else 2  # what a lane of 4 warps has read at once
+            found = tl.max(tl.reshape(tl.where(is_it, entry, -1), (CHUNK // GROUP, GROUP)), 1)
+            write_token(next_token, emitted, n, found.to(tl.int64), found >= 0)
     tl.store(accepted + b, n)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)

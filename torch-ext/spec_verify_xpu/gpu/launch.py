@@ -80,7 +80,7 @@ def plan(call, aligned, config, sums):
         integers=(*sizes, *strides),
         constants=(
             is_float64(call.uniform_accept), max(config.positions, power_of_2(K)), aligned, config.chunk,
-            config.segment(aligned), config.limbs, config.chunks,
+            config.segment(aligned), config.limbs, config.chunks, config.mixed,
         ),
         options={"num_warps": config.sum_warps, **on.sum_options},
         overlap=(on.release,),
@@ -111,13 +111,13 @@ def plan_of_logits(call, aligned, config, capacity):
     rows = K + 1 + (K if draft_rows else 0)
     count, pairs = (max(1, min(config.most_blocks, n * blocks // on.fill)) for n in (B * rows, B))
 
-    def options(warps, first=False):
-        return {"num_warps": warps, **(on.sum_options if first else on.locate_options), **on.exact}
+    def options(warps, more=on.locate_options):
+        return {"num_warps": warps, **more, **on.exact}
 
     launches = (
         Launch(
             weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), rows), (*sizes, count, *strides), how,
-            options(config.weigh_warps, first=True), (on.release,),
+            options(config.weigh_warps, {}), (on.release,),
         ),
         Launch(
             share_rows, SHARE_ROWS, (B, rows, 1), (*sizes, *strides), (*how, capacity), options(config.share_warps),
@@ -264,12 +264,14 @@ def device_facts(device):
         from .xpu import OPTIONS
 
         threads = 8 * torch.xpu.get_device_properties(device).gpu_eu_count  # 8 an execution unit, 7 on Iris Xe
-        return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS, exact=EXACT)
+        return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS, exact={**OPTIONS, **EXACT})
     if device.type == "cpu":
         return DeviceFacts()
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    facts = {"keeps": keeps_launches(device), "exact": EXACT, "fill": 32 * processors}
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0):
+    facts = {"exact": EXACT, "fill": 32 * torch.cuda.get_device_properties(device).multi_processor_count}
+    if torch.version.hip is not None:
+        return DeviceFacts(**facts)
+    facts.update(keeps=keeps_launches(device), sum_options={"maxnreg": 32})  # what a thread has of a full processor
+    if torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
         facts.update(release=release, wait=wait, locate_options={"launch_pdl": True})
