@@ -63,7 +63,8 @@ def random_batch(B, K, V, dtype, device, seed):
 
 
 # A provider takes verify's arguments, prepares what is prepared once, and returns the call to time. That returns accepted [B]
-# and next_token [B]; or tokens [B, K + 1], -1 after the last; or a list with a row [1, accepted + 1] for each sequence.
+# and next_token [B]; or tokens [B, K + 1], -1 after the last, or with how many of them count [B]; or a list with a row
+# [1, accepted + 1] for each sequence.
 
 
 def ours(*batch, impl):
@@ -186,22 +187,35 @@ def stream(draft_probs, target_probs, pairs, block):
     return lambda: stream_kernel[sums.shape](draft_probs, target_probs, sums, K, V, pairs, block, num_warps=4)
 
 
-def gate(name, batch, output, expected):
-    """Exit where one of ours differs from the rule; raise where a peer's output cannot be right."""
+def outcome(output):
+    """accepted [B] and next_token [B] of what a provider's call returned."""
     if isinstance(output, list):
         output = pad_sequence([row[0] for row in output], batch_first=True, padding_value=-1)
     if isinstance(output, torch.Tensor):
-        accepted = (output >= 0).sum(1) - 1
-        output = accepted, output.gather(1, accepted[:, None])[:, 0].long()
-    accepted, next_token = output
+        output = output, (output >= 0).sum(1)
+    first, second = output
+    if first.ndim == 1:
+        return first, second
+    accepted = second.long() - 1
+    return accepted, first.gather(1, accepted[:, None])[:, 0].long()
+
+
+def check_mass(draft_probs, target_probs, accepted, next_token):
+    """Raise where a sequence cannot have got this token after so many drafts."""
+    K, rows = draft_probs.shape[1], torch.arange(len(accepted), device=accepted.device)
+    q = draft_probs[rows, accepted.clamp(max=K - 1), next_token] * (accepted < K)
+    if not (target_probs[rows, accepted, next_token] > q).all():
+        raise ValueError("next_token has no mass in its row")
+
+
+def gate(name, batch, output, expected):
+    """Exit where one of ours differs from the rule; raise where a peer's output cannot be right."""
+    accepted, next_token = outcome(output)
     if name in OURS and not (torch.equal(accepted, expected.accepted) and torch.equal(next_token, expected.next_token)):
         sys.exit(f"{name} differs from the rule, so nothing is reported: {output}, by the rule {expected}")
     if name not in DRAWS_UNIFORMS and not torch.equal(accepted, expected.accepted):
         raise ValueError("accepted differs from the rule's")
-    K, rows = batch[0].shape[1], torch.arange(len(accepted), device=accepted.device)
-    q = batch[1][rows, accepted.clamp(max=K - 1), next_token] * (accepted < K)
-    if not (batch[2][rows, accepted, next_token] > q).all():
-        raise ValueError("next_token has no mass in its row")
+    check_mass(*batch[1:3], accepted, next_token)
 
 
 def clock(calls, module, count, wait):
@@ -259,6 +273,40 @@ def interleaved(clocks, iterations):
     return {name: {"lower": q[0], "median": q[1], "upper": q[2], "n": iterations} for name, q in quartiles.items()}
 
 
+def gated(providers, sets, expected, gate, ours):
+    """The calls of the providers that pass the gate, and why others cannot run: {name: calls}, {name: {} or not_run}."""
+    calls, found = {}, {name: {} for name in providers}
+    for name, provider in providers.items():
+        try:
+            made = [provider(*batch) for batch in sets]
+            for batch, call, wanted in zip(sets, made, itertools.cycle(expected)):
+                gate(name, batch, call(), wanted)
+            calls[name] = made
+        except Exception as error:
+            if name in ours and not isinstance(error, ValueError):
+                raise
+            found[name]["not_run"] = (str(error) or repr(error)).split("\n")[0]
+    return calls, found
+
+
+def timed(calls, found, plain, floors, module, iterations):
+    """What is found, with quartiles of each kind of time. `plain` has a host time alone; the fastest of `floors` is stream."""
+    times = {"wall_us": interleaved({name: clock(calls[name], module, 1, True) for name in calls}, iterations)}
+    if module is not torch.cpu:
+        free = {name: calls[name] for name in calls if name not in WAITS}
+        host, device = {**free, **plain}, {**free, **floors}
+        times["host_us"] = interleaved({name: clock(host[name], module, 20, False) for name in host}, iterations)
+        times["device_us"] = interleaved({name: device_clock(device[name], module) for name in device}, iterations)
+    if floors:
+        tiles = [times["device_us"].pop(block) for block in floors]
+        times["device_us"]["stream"] = min(tiles, key=lambda x: x["median"])
+        found = {"stream": {}, **found}
+    for kind, quartiles in times.items():
+        for name in quartiles:
+            found.setdefault(name, {})[kind] = quartiles[name]
+    return found
+
+
 def measure(B, K, V, dtype, on, gpu, names, iterations):
     """Gate and time the named providers on one shape."""
     module = torch.get_device_module(on)
@@ -272,33 +320,14 @@ def measure(B, K, V, dtype, on, gpu, names, iterations):
     size = int((B + statistics.mean(pairs)) * V * dtype.itemsize)  # bytes that a call must read
     sets = [[x.clone() for x in batch] for _ in range(3 * cache // (size * len(batches)) + 1) for batch in batches]
 
-    calls, found = {}, {name: {} for name in names}
     torch.compiler.reset()  # a function is compiled for eight shapes at most
-    for name in names:
-        try:
-            made = [PROVIDERS[name](*batch) for batch in sets]
-            for batch, call, wanted in zip(sets, made, itertools.cycle(expected)):
-                gate(name, batch, call(), wanted)
-            calls[name] = made
-        except Exception as error:
-            if name in OURS and not isinstance(error, ValueError):
-                raise
-            found[name]["not_run"] = (str(error) or repr(error)).split("\n")[0]
-
-    times = {"wall_us": interleaved({name: clock(calls[name], module, 1, True) for name in calls}, iterations)}
-    if on != "cpu":
-        free = {name: calls[name] for name in calls if name not in WAITS}
-        host = {**free, **({"plain-launch": [plain_launch(*batch) for batch in sets]} if "triton" in free else {})}
-        times["host_us"] = interleaved({name: clock(host[name], module, 20, False) for name in host}, iterations)
-        for block in (1024, 2048) if triton else ():  # the floor is the faster of two tiles
-            free[block] = [stream(*batch[1:3], n, block) for batch, n in zip(sets, itertools.cycle(pairs))]
-        times["device_us"] = device = interleaved({name: device_clock(free[name], module) for name in free}, iterations)
-        if triton:
-            device["stream"] = min(device.pop(1024), device.pop(2048), key=lambda x: x["median"])
-            found = {"stream": {}, **found, **{name: {} for name in host if name not in found}}
-    for kind in times:
-        for name in times[kind]:
-            found[name][kind] = times[kind][name]
+    calls, found = gated({name: PROVIDERS[name] for name in names}, sets, expected, gate, OURS)
+    plain, floors = {}, {}
+    if on != "cpu" and "triton" in calls:
+        plain["plain-launch"] = [plain_launch(*batch) for batch in sets]
+    for block in (1024, 2048) if on != "cpu" and triton else ():  # the floor is the faster of two tiles
+        floors[block] = [stream(*batch[1:3], n, block) for batch, n in zip(sets, itertools.cycle(pairs))]
+    found = timed(calls, found, plain, floors, module, iterations)
     return {"batch": B, "drafts": K, "vocabulary": V, "dtype": str(dtype).split(".")[1], "bytes": size, "providers": found}
 
 
@@ -332,10 +361,10 @@ def medians_of(shape, kind):
     return {name: times[kind]["median"] for name, times in shape["providers"].items() if kind in times}
 
 
-def tables(report):
-    """The report in Markdown: where it was taken, and a table for each shape."""
+def tables(report, route="eager-route"):
+    """The report in Markdown: where it was taken, and a table for each shape; `route` is set beside each provider."""
     kinds = kinds_of(report)
-    titles = ["", *(f"{kind[:-3]}, µs (quartiles)" for kind in kinds), "eager route / this"]
+    titles = ["", *(f"{kind[:-3]}, µs (quartiles)" for kind in kinds), f"{route.replace('-', ' ')} / this"]
     titles += ["stream / this", "GB/s"] if report["device"] != "cpu" else []
     driver = [f"driver {report['driver']}"] if report["driver"] else []
     lines = [", ".join([report["name"], *driver, f"{report['cores']} cores", f"Python {report['python']}"])]
@@ -355,7 +384,7 @@ def tables(report):
                 cells += ["{} ({} to {})".format(*spread) if spread else ""]
             if "not_run" in times:
                 cells[1] = f"not run: {times['not_run']}"
-            for other in ("eager-route", "stream"):
+            for other in (route, "stream"):
                 cells += [number(medians[other] / medians[name]) if {other, name} <= medians.keys() else ""]
             cells += [number(shape["bytes"] / medians[name] / 1e3) if name in medians else ""]
             lines += [f"| {' | '.join(cells[: len(titles)])} |"]

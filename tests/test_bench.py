@@ -115,6 +115,7 @@ def test_gate_of_peers(bench):
     expected = bench.sv.VerifyResult(torch.tensor([0]), torch.tensor([2]))
     bench.gate("eager-route", batch, (torch.tensor([0]), torch.tensor([2])), expected)
     bench.gate("flashinfer", batch, torch.tensor([[1, 0]]), expected)
+    bench.gate("flashinfer", batch, (torch.tensor([[2, 7]]), torch.tensor([1])), expected)  # past the count nothing was written
     bench.gate("transformers", batch, [torch.tensor([[1, 0]])], expected)
     with pytest.raises(ValueError, match="accepted differs"):
         bench.gate("eager-route", batch, (torch.tensor([1]), torch.tensor([0])), expected)
