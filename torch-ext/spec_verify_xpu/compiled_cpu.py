@@ -346,6 +346,7 @@ def verify_sequences(first, last, T, K, V_draft, V, purpose, draft_tokens, draft
         store_int(token, at(of(next_token, b), 0))
         if emitted[1] != NUMBER:
             emit_sequence(tokens, n, token, -1, of(emitted, b), K + 1)
+    memory[0] = 0  # Numba frees an array after its last use, and an address is none
 
 
 @compiled
