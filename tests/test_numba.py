@@ -329,6 +329,32 @@ def test_concurrent_calls(threads, split):
             assert_all_equal(result, want)
 
 
+def test_memory_is_held_while_it_is_used():
+    """Threads that share one heap: a buffer that was freed too soon would be another's, or break what the heap keeps in it."""
+    code = """
+import threading, torch
+import spec_verify_xpu as sv
+torch.set_num_threads(1)
+rows = torch.rand(4, 64, 3, 3000).half()
+none, uniform = torch.zeros(64, 0, dtype=torch.int64), torch.randint(2**62, (64, 3))
+drafts = torch.randint(3000, (64, 2))
+def results(i):
+    calls = (drafts, rows[i, :, :2], rows[i]), (drafts, None, rows[i])
+    return [x for call in calls for x in sv.verify(*call, uniform[:, :2], uniform, impl="numba")]
+expected = [results(i) for i in range(4)]
+wrong = []
+def work(i):
+    wrong.extend(x for _ in range(100) for x in map(torch.equal, results(i), expected[i]) if not x)
+callers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+assert not wrong
+"""
+    run(code, {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "MALLOC_ARENA_MAX": "1"})
+
+
 def test_helpers_let_go_of_tensors(threads, split):
     threads(2)
     batch = random_batch(2, 1, 10)

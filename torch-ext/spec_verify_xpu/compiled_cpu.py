@@ -1,5 +1,7 @@
 """The rule for the CPU, compiled by Numba: one pass over the rejected row pair of each sequence, at the speed of memory.
 
+Of logits each row is read once, up to the one that ends the draft; of that one pair the weights are gone through again.
+
 Tensors go in as addresses, numbers for dtypes, and strides, so one compiled signature serves every call. Large batches are
 split over plain threads, not by Numba's own parallel loops: the layer that runs those may crash when two threads call at
 once, or survive no fork.
@@ -27,9 +29,20 @@ BLOCK = 512  # entries of a row that are summed before they are searched; the su
 # Entries of row pairs that are worth a thread: some 60 us of work, and 10 us to hand it over. A row of which only the argmax
 # is wanted takes a fifth of a pair's time, so the few rows of a greedy sequence count as one pair.
 GRAIN = 2**17
+LOGITS_COST = 4  # how many pairs' time an entry of a sequence of logits takes at least
 
 LIMB, ZERO, ONE = np.float32(2**22), np.float32(0), np.float32(1)
 UNIFORM_SCALE = float(UNIFORM_RANGE)
+
+# Of logits: typed numbers, since a literal is a float64 and would make one of what it meets.
+INFINITY, LOWEST = np.int32(0x7F800000), np.int32(-(2**31))  # see fixed_point.order
+LARGEST = np.finfo(np.float32).max
+LOG2E, SMALLEST_POWER, WHOLE, ALMOST_HALF, UNITS, COLDEST, HOTTEST = map(
+    np.float32,
+    (rule.LOG2E, rule.SMALLEST_POWER, fixed_point.WHOLE, rule.ALMOST_HALF, 2**14, 2.0**-60, 2.0**60),
+)
+C0, C1, C2, C3, C4 = map(np.float32, rule.COEFFICIENTS)
+FIELDS_OF_ONE = int(ONE.view(np.int32))
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool
 # Typed numbers: a literal would be part of a tuple's type, and compile functions once more. The last three stand where
@@ -95,12 +108,13 @@ def load_bits(uniforms, i, purpose):
 
 @njit
 def widen_float16(half):
-    """float16 by its bits, NaN and negatives as 0. No float32 in it is subnormal, so flushing those changes nothing."""
-    if half > 0x7C00:
-        return ZERO
-    if half < 0x400:
-        return np.float32(half) * np.float32(2**-24)
-    return np.uint32((half << 13) + (112 << 23)).view(np.float32)
+    """float16 by its bits. No float32 in it is subnormal, so flushing those changes nothing."""
+    size = half & 0x7FFF
+    if size < 0x400:
+        x = np.float32(size) * np.float32(2**-24)
+    else:
+        x = np.uint32((size << 13) + ((112 if size < 0x7C00 else 224) << 23)).view(np.float32)
+    return -x if half > 0x7FFF else x
 
 
 @njit
@@ -279,6 +293,184 @@ def verify_sequence_greedy(length, tokens, target, V):
 
 
 @njit
+def maximum(block):
+    """A block's largest logit, -inf where all are NaN."""
+    best = max(largest(block.view(np.int32), INFINITY, LOWEST), -INFINITY)
+    return np.int32(best if best >= 0 else LOWEST - best).view(np.float32)
+
+
+@njit
+def power(x, maximum, factor):
+    """rule.power of x below a maximum, which is no less than -LARGEST: p and n + WHOLE."""
+    t = (ZERO if x == maximum else x - maximum) * factor
+    t = t if t > SMALLEST_POWER else SMALLEST_POWER  # NaN too
+    r = t + WHOLE
+    f = t - (r - WHOLE)
+    p = f + C0
+    p = p * f + C1
+    p = p * f + C2
+    p = p * f + C3
+    return p * f + C4, r
+
+
+@njit
+def weigh(logits, maximum, factor, weights):
+    """Write the weights of a block of logits, and return their sum."""
+    total = np.int64(0)
+    for i in range(len(logits)):
+        p, r = power(logits[i], maximum, factor)
+        fields = np.int32(np.float32(p).view(np.int32) + (np.float32(r).view(np.int32) << 23))  # of p * 2**(n + 22)
+        weights[i] = np.uint32(np.int32(fields).view(np.float32) + ALMOST_HALF)
+        total += np.int64(weights[i])
+    return total
+
+
+@njit
+def bit_length(x):
+    """See fixed_point.bit_length."""
+    return max((np.float32(x & ~(x >> 1)).view(np.int32) >> 23) - 126, 0)
+
+
+@njit
+def weigh_row(row, V, factor, parts, maxima, buffer):
+    """Write a row's parts: the weights of its logits, and each block's mass. A one-hot row has no weights."""
+    (address, dtype), (weights, masses) = row, parts
+    masses[:] = 0
+    if dtype == ONE_HOT:
+        masses[address // rule.BLOCK] = rule.ONE
+        return
+    best = -LARGEST
+    for block in range((V + rule.BLOCK - 1) // rule.BLOCK):
+        start, stop = block * rule.BLOCK, min((block + 1) * rule.BLOCK, V)
+        logits = load_block(row, start, stop, buffer)
+        maxima[block] = maximum(logits)
+        best = max(best, maxima[block])
+        masses[block] = weigh(logits, max(maxima[block], -LARGEST), factor, weights[start:stop])
+    total = 0
+    for block in range(len(masses)):
+        if masses[block] > 0:
+            p, r = power(maxima[block], best, factor)
+            masses[block] = (masses[block] >> 3) * np.int64(p * UNITS) >> min(10 - np.int64(r - WHOLE), 63)
+            total += masses[block]
+    if total > 0:
+        apportion_one(masses, total)
+
+
+@njit
+def apportion_one(masses, total):
+    """rule.apportion of rule.ONE by the masses of blocks, in place. Their total is given."""
+    first, rest, size = np.argmax(masses), rule.ONE, bit_length(total)
+    quotient = (rule.ONE << 16) // ((total >> size - 31) + 1)
+    for block in range(len(masses)):  # by scale, since the product would not fit: see fixed_point.scaled_product
+        masses[block] = scale(masses[block] << 10, quotient << 68 - size)
+        rest -= masses[block]
+    masses[first] += rest
+
+
+@njit
+def apportion(mass, weights, shares):
+    """rule.apportion of a mass by a block's weights, into shares."""
+    total, largest = np.int64(0), weights[0]
+    for i in range(len(weights)):
+        total += np.int64(weights[i])
+        largest = max(largest, weights[i])
+    size, mass_size = bit_length(total), bit_length(mass)
+    quotient = np.uint64((mass << 61 - mass_size) // ((total >> size - 31) + 1))
+    shift = np.uint64(min(30 + size - mass_size, 63))
+    rest = mass
+    for i in range(len(weights)):
+        shares[i] = np.int64(np.uint64(weights[i]) * quotient >> shift)
+        rest -= shares[i]
+    first = none = np.int32(len(weights))
+    for i in range(len(weights)):  # to the end, for vectors of places have no break
+        first = np.int32(min(first, np.int32(i) if weights[i] == largest else none))
+    shares[first] += rest
+
+
+@njit
+def spread(row, V, parts, block, shares):
+    """The integers of a block's entries, of which the buffer holds as many as a block has at most."""
+    (address, dtype), (weights, masses) = row, parts
+    shares[:] = 0
+    if dtype == ONE_HOT:
+        shares[address % rule.BLOCK] = masses[block]
+    elif masses[block] > 0:
+        apportion(masses[block], weights[block * rule.BLOCK : min((block + 1) * rule.BLOCK, V)], shares)
+    return shares
+
+
+@njit
+def subtract(p, q):
+    """rule.verify_sequence's residual of a block of integers, in place of p, and its sum."""
+    total = 0
+    for i in range(len(p)):
+        p[i] = max(p[i] - q[i], 0)
+        total += p[i]
+    return total
+
+
+@njit
+def verify_sequence_logits(length, tokens, draft, target, accept, sample, purpose, V_draft, V, factor, memory, buffer):
+    """rule.verify_sequence of the first `length` drafts, of logits that are to be multiplied by a factor."""
+    target_parts, draft_parts, sums, maxima, p, q = memory
+    n, rejected = 0, NOTHING
+    while n < length:
+        token, row = load_int(at(tokens, n)), at(target, n)
+        if not 0 <= token < V_draft:
+            break
+        drafted = (token, ONE_HOT) if draft[1] == NUMBER else at(draft, n)
+        weigh_row(row, V, factor, target_parts, maxima, buffer)
+        weigh_row(drafted, V_draft, factor, draft_parts, maxima, buffer)
+        block, i = token // rule.BLOCK, token % rule.BLOCK
+        p_token = spread(row, V, target_parts, block, p)[i] if token < V else 0
+        q_token = spread(drafted, V_draft, draft_parts, block, q)[i]
+        if scale(load_bits(accept, n, ACCEPT), q_token) >= p_token:
+            rejected = drafted
+            break
+        n += 1
+    row = at(target, n)
+    if rejected == NOTHING:
+        weigh_row(row, V, factor, target_parts, maxima, buffer)
+
+    masses, draft_masses = target_parts[1], draft_parts[1]
+    total = 0
+    for block in range(len(sums)):
+        sums[block] = masses[block]
+        if rejected != NOTHING and sums[block] > 0 and draft_masses[block] > 0:
+            sums[block] = subtract(spread(row, V, target_parts, block, p), spread(rejected, V_draft, draft_parts, block, q))
+        total += sums[block]
+    if total == 0:
+        rejected = NOTHING
+        sums[:] = masses[: len(sums)]
+        total = sums.sum()
+    if total == 0:
+        return n, 0
+
+    block, i, threshold = 0, 0, scale(load_bits(sample, n, purpose), total)
+    while sums[block] <= threshold:
+        threshold -= sums[block]
+        block += 1
+    spread(row, V, target_parts, block, p)
+    if rejected != NOTHING:
+        subtract(p, spread(rejected, V_draft, draft_parts, block, q))
+    while p[i] <= threshold:
+        threshold -= p[i]
+        i += 1
+    return n, block * rule.BLOCK + i
+
+
+@njit
+def logits_memory(V, V_draft):
+    """What rows of logits are worked out in: weights and masses of both rows, sums, maxima, and a block of each."""
+    blocks = (V + rule.BLOCK - 1) // rule.BLOCK
+    most = max(blocks, (V_draft + rule.BLOCK - 1) // rule.BLOCK)
+    target_parts = np.empty(V, np.uint32), np.empty(most, np.int64)
+    draft_parts = np.empty(V_draft, np.uint32), np.empty(most, np.int64)
+    p, q = np.empty(rule.BLOCK, np.int64), np.empty(rule.BLOCK, np.int64)
+    return target_parts, draft_parts, np.empty(blocks, np.int64), np.empty(most, np.float32), p, q
+
+
+@njit
 def emit_sequence(tokens, accepted, next_token, pad, emitted, count):
     """rule.emit_sequence into `count` entries."""
     for i in range(count):
@@ -306,6 +498,13 @@ def number(tensor, b):
 
 
 @njit
+def temperature_fields(temperature, b):
+    """Those of sequence b's temperature, which tell a flushed subnormal from 0; where there is none, the number's own."""
+    address, dtype = at(of(temperature, b), 0)
+    return np.int32(address) if dtype == NUMBER else carray(pointer(address), 1, np.int32)[0]
+
+
+@njit
 def span(lengths, cu_drafts, b, T, K):
     """Where sequence b's drafts start, and how many count: none, where that is less than 0."""
     if cu_drafts[1] == NUMBER:
@@ -325,27 +524,37 @@ def compiled(function):
 
 
 @compiled
-def verify_sequences(first, last, T, K, V_draft, V, purpose, draft_tokens, draft_probs, target_probs, uniform_accept,
-                     uniform_sample, seed, offset, lengths, cu_drafts, greedy, accepted, next_token, emitted):  # fmt: skip
+def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_tokens, draft_probs, target_probs,
+                     uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy, temperature,
+                     accepted, next_token, emitted):  # fmt: skip
     """Verify sequences [first, last)."""
     sums = np.empty((V + BLOCK - 1) // BLOCK, np.int64)
-    memory = np.empty(2 * BLOCK, np.float32)
+    memory = np.empty(rule.BLOCK, np.float32)  # a block of logits, or one of each row
     buffers = memory.ctypes.data, memory[BLOCK:].ctypes.data
+    parts = logits_memory(V, V_draft) if logits else logits_memory(0, 0)
     for b in range(first, last):
         start, length = span(lengths, cu_drafts, b, T, K)
         tokens, target = of(draft_tokens, b, start), of(target_probs, b, start)
-        if number(greedy, b):
+        fields = temperature_fields(temperature, b)
+        if number(greedy, b) or not 0 < fields <= INFINITY:
             n, token = verify_sequence_greedy(length, tokens, target, V)
         else:
             accept, sample = of(uniform_accept, b, start), of(uniform_sample, b, start)
             if seed[1] != NUMBER:
                 accept = sample = number(seed, b), SEED, number(offset, b)
             draft = of(draft_probs, b, start)
-            n, token = verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_draft, V, sums, buffers)
+            if logits:
+                factor = LOG2E / min(max(np.int32(fields).view(np.float32), COLDEST), HOTTEST)
+                n, token = verify_sequence_logits(
+                    length, tokens, draft, target, accept, sample, purpose, V_draft, V, factor, parts, buffers[0]
+                )
+            else:
+                n, token = verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_draft, V, sums, buffers)
         store_int(n, at(of(accepted, b), 0))
         store_int(token, at(of(next_token, b), 0))
         if emitted[1] != NUMBER:
             emit_sequence(tokens, n, token, -1, of(emitted, b), K + 1)
+    memory[0] = 0  # Numba frees an array after its last use, and an address is none
 
 
 @compiled
@@ -388,17 +597,18 @@ def verify(call):
     B, K, V = len(call.accepted), call.max_drafts, call.target_probs.shape[-1]
     drafts, rows = (DENSE, DENSE) if call.cu_drafts is None else (RAGGED_DRAFTS, RAGGED_ROWS)
     arguments = (
-        len(call.draft_tokens), K, V if call.draft_probs is None else call.draft_probs.shape[-1], V, call.purpose,
+        len(call.draft_tokens), K, V if call.draft_probs is None else call.draft_probs.shape[-1], V, call.purpose, call.logits,
         describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts), describe(call.target_probs, rows),
         describe(call.uniform_accept, drafts), describe(call.uniform_sample, rows),
         describe(call.seed, ONE_EACH), describe(call.offset, ONE_EACH),
         describe(call.lengths, ONE_EACH, K), describe(call.cu_drafts, ONE_EACH),
-        describe(call.greedy, ONE_EACH, int(call.all_greedy)),
+        describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.temperature, ONE_EACH, FIELDS_OF_ONE),
         describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH), describe(call.emitted, DENSE),
     )  # fmt: skip
 
     # Whoever is free takes the next share, so no call waits for a helper that is late or busy with another call.
-    count = max(1, min(B, B * V // GRAIN))
+    cost = LOGITS_COST if call.logits else 1
+    count = max(1, min(B, B * V * cost // GRAIN))
     shares, done = queue.SimpleQueue(), queue.SimpleQueue()
     for i in range(count):
         shares.put((B * i // count, B * (i + 1) // count))
@@ -421,5 +631,5 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
 def warmup(call=None, vocabulary=None):
     """Compile, or load what an earlier process compiled, for calls of any dtypes and vocabulary."""
     nothing = (0, int(NUMBER), 0, 0)
-    verify_sequences(*(0,) * 7, *(nothing,) * 13)
+    verify_sequences(*(0,) * 7, False, *(nothing,) * 14)
     emit_sequences(0, 0, 0, *(nothing,) * 4)

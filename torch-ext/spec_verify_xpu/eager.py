@@ -2,7 +2,7 @@
 
 import torch
 
-from .fixed_point import bits, fixed, order, scale, scaled_
+from .fixed_point import bits, fixed, order, probabilities, probability, scale, scaled_
 from .rule import ACCEPT, ONE, random_bits
 
 CHUNK = 512  # entries of a row that are summed before they are searched
@@ -39,9 +39,13 @@ def verify(call):
         accepted, next_token = verify_greedily(call, tokens, counts, sequence, first_row)
     else:
         accepted, next_token = verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row)
-        if call.greedy is not None:
+        greedy = call.greedy
+        if call.temperature is not None:
+            cold = order(call.temperature) <= 0  # NaN too
+            greedy = cold if greedy is None else greedy | cold
+        if greedy is not None:
             greedily = verify_greedily(call, tokens, counts, sequence, first_row)
-            accepted, next_token = (torch.where(call.greedy, *x) for x in zip(greedily, (accepted, next_token)))
+            accepted, next_token = (torch.where(greedy, *x) for x in zip(greedily, (accepted, next_token)))
     call.accepted.copy_(accepted)
     call.next_token.copy_(next_token)
     if call.emitted is not None:
@@ -61,21 +65,21 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     else:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
-    p = fixed(probs_of(target_probs, rows, ids if V_draft <= V else ids.clamp(max=V - 1)))
-    q = ONE if draft_probs is None else fixed(probs_of(draft_probs, drafts, ids))
+    p = entries_of(call, target_probs, rows, ids if V_draft <= V else ids.clamp(max=V - 1))
+    q = ONE if draft_probs is None else entries_of(call, draft_probs, drafts, ids)
     is_accepted = is_draft & (scale(accept, q) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
     end = is_accepted.long().cumprod(1).sum(1, keepdim=True)  # [B, 1]
 
-    # fixed() is monotone, so the weight max(0, p - q) is p - min(p, q), in sums as in entries.
+    # The weight max(0, p - q) is p - min(p, q), in sums as in entries, and in scaled rows too, since fixed() is monotone.
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
-    p_row = scaled_(row_of(target_probs, sequence, first_row + end).float())  # [B, V]
+    p_row = row_of(call, target_probs, sequence, first_row + end)  # [B, V]
     if draft_probs is None or tokens.shape[1] == 0:
         token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end)
-        q_row = torch.zeros_like(p_row).scatter_(1, token.clamp(0, V - 1), float(ONE))
+        q_row = torch.zeros_like(p_row).scatter_(1, token.clamp(0, V - 1), ONE)
     else:
-        q_row = scaled_(row_of(draft_probs, sequence, within(start + end, draft_probs)).float())[:, :V]
+        q_row = row_of(call, draft_probs, sequence, within(start + end, draft_probs))[:, :V]
         if V_draft < V:
             q_row = torch.nn.functional.pad(q_row, (0, V - V_draft))
     overlap = torch.minimum(q_row, p_row, out=q_row)  # [B, V]
@@ -122,22 +126,31 @@ def within(index, x):
     return index.clamp(max=max(x.shape[1] - 1, 0))
 
 
-def probs_of(probs, index, ids):
-    """The probabilities of ids [B, K] in the rows that index stands for."""
+def entries_of(call, x, index, ids):
+    """The integers of ids [B, K] in the rows that index stands for."""
+    if call.logits:
+        return probability(x[index], temperature_of(call)[:, None], ids)
     if isinstance(index[1], slice):  # half the time of the general form
-        return probs[index].gather(2, ids[:, :, None])[:, :, 0]
-    return probs[index + (ids,)]
+        return fixed(x[index].gather(2, ids[:, :, None])[:, :, 0])
+    return fixed(x[index + (ids,)])
 
 
-def row_of(x, sequence, index):
-    """x[sequence[b], index[b]] for each b: [S, n, m] -> [B, m]. Indices are [B, 1]."""
+def row_of(call, x, sequence, index):
+    """Row x[sequence[b], index[b]] for each b: [S, n, m] -> [B, m] integers, or scaled. Indices are [B, 1]."""
     if x.is_contiguous():  # half the time of the general form
-        return x.flatten(0, 1).index_select(0, (sequence * x.shape[1] + index)[:, 0])
-    return x[sequence[:, 0], index[:, 0]]
+        row = x.flatten(0, 1).index_select(0, (sequence * x.shape[1] + index)[:, 0])
+    else:
+        row = x[sequence[:, 0], index[:, 0]]
+    return probabilities(row, temperature_of(call)) if call.logits else scaled_(row.float())
+
+
+def temperature_of(call):
+    """float32 [B]."""
+    return torch.ones_like(call.accepted, dtype=torch.float32) if call.temperature is None else call.temperature
 
 
 def chunk_sums(row, entries):
-    """The sum of each chunk of a scaled row [B, n]: [B, chunks] int64. `entries` is memory to cut it in."""
+    """The sum of each chunk of a row [B, n], scaled or of integers: [B, chunks] int64. `entries` is memory to cut it in."""
     n = row.shape[1]
     entries.flatten(1)[:, :n] = row
     entries.flatten(1)[:, n:] = 0
