@@ -222,7 +222,7 @@ def by_rule(ids, counts, max_spec_len, cu, draft_probs, logits, bonus, metadata)
             accepted, token = rule.verify_sequence_greedy(drafts, [*target, [0.0]])
         else:
             target = logits[start : start + n].softmax(-1).tolist()
-            certain = rule.one_hot(drafts, logits.shape[1])
+            certain = rule.one_hot(drafts, logits.shape[1], 1.0)
             q = certain if draft_probs is None else draft_probs[start : start + n].tolist()
             accepted, token = rule.verify_sequence(drafts, q, [*target, [1.0]], accept, [*sample, 0])
         row = rule.emit_sequence(drafts, accepted, bonus[b].item() if accepted == n else token)
