@@ -1,4 +1,4 @@
-"""The rejection sampler of vLLM's V1 engine, by `spec_verify_xpu.verify_varlen`: a plugin. See docs/ENGINES.md."""
+"""A plugin for vLLM: the rejection sampler of its V1 engine, by `spec_verify_xpu.verify_varlen`. See docs/ENGINES.md."""
 
 import logging
 from inspect import signature
@@ -8,6 +8,8 @@ import torch
 
 import spec_verify_xpu as sv
 
+from . import vllm_v2
+
 logger = logging.getLogger("vllm.spec_verify_xpu")  # vLLM shows what comes below its own name
 
 
@@ -16,16 +18,32 @@ def register():
     import vllm.v1.sample.rejection_sampler as sampler
     from vllm.platforms import current_platform
 
-    if sampler.rejection_sample.__module__ == __name__:
-        return
-    expected, found = (tuple(signature(f).parameters) for f in (verify, sampler.rejection_sample))
-    if found[: len(expected)] != expected:  # older versions pass probabilities
-        logger.warning("rejection_sample: expected the arguments %s, got %s. It is left as it is.", expected, found)
-        return
-    sampler.rejection_sample = in_place_of(sampler.rejection_sample)
-    logger.info("Drafts are verified by spec_verify_xpu. VLLM_PLUGINS switches it off.")
-    if current_platform.is_cpu():
+    if replace(sampler, verify, in_place_of) and current_platform.is_cpu():
         repair_at_first_step(sampler)
+    try:
+        import vllm.v1.worker.gpu.spec_decode.rejection_sampler as sampler_v2
+        from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+    except ImportError:  # a vLLM without V2
+        return
+    if "logits_cache" in signature(gumbel_sample).parameters:
+        replace(sampler_v2, vllm_v2.verify, vllm_v2.in_place_of)
+    else:  # the arguments have the same names where it keeps them divided by temperature
+        logger.warning("%s: expected draft logits before temperature. It is left as it is.", sampler_v2.__name__)
+
+
+def replace(sampler, verify, in_place_of):
+    """Put ours in the place of a module's rejection_sample, where that takes what is expected. Whether it was put there now."""
+    original = getattr(sampler, "rejection_sample", None)
+    if getattr(original, "__module__", None) == in_place_of.__module__:
+        return False
+    expected = tuple(signature(verify).parameters)
+    found = tuple(signature(original).parameters) if original else None
+    if not found or found[: len(expected)] != expected:  # older versions pass probabilities
+        logger.warning("%s: expected the arguments %s, got %s. It is left as it is.", sampler.__name__, expected, found)
+        return False
+    sampler.rejection_sample = in_place_of(original)
+    logger.info("Drafts are verified by spec_verify_xpu in %s. VLLM_PLUGINS switches it off.", sampler.__name__)
+    return True
 
 
 def in_place_of(original):

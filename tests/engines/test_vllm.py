@@ -170,13 +170,16 @@ def test_the_entry_point_can_be_switched_off():
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 import vllm.v1.sample.rejection_sampler as sampler
-print(sampler.rejection_sample.__module__)
+import vllm.v1.worker.gpu.spec_decode.rejection_sampler as sampler_v2
+print(sampler.rejection_sample.__module__, sampler_v2.rejection_sample.__module__)
 """
-    for allowed, module in (("spec_verify_xpu", "spec_verify_engines.vllm"), ("another", "vllm.v1.sample.rejection_sampler")):
+    theirs = "vllm.v1.sample.rejection_sampler vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
+    ours = "spec_verify_engines.vllm spec_verify_engines.vllm_v2"
+    for allowed, modules in (("spec_verify_xpu", ours), ("another", theirs)):
         run = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "VLLM_PLUGINS": allowed}, capture_output=True, text=True
         )
-        assert run.stdout.strip() == module, run.stderr
+        assert run.stdout.strip() == modules, run.stderr
 
 
 def test_another_layout_is_left_alone(monkeypatch):
