@@ -1,16 +1,16 @@
 """The plugin for vLLM beside vLLM's own sampler, on the CPU: `make bench-engines`.
 
-Both are called as the engine calls them, in one process and by turns. Wall time, median and quartiles. Before it is timed, the
-plugin's result is compared with rule.py's.
+Both are called as the engine calls them, in one process, in rounds of random order. Wall time, median and quartiles. Before it
+is timed, the plugin's result is compared with rule.py's.
 """
 
 import argparse
+import functools
 import os
-import statistics
-import time
 from types import SimpleNamespace
 from unittest import mock
 
+import bench
 import torch
 
 import spec_verify_xpu as sv
@@ -43,18 +43,6 @@ def check(*shape):
     torch.testing.assert_close(plugin.verify(*arguments(*shape, seeded=True)), expected, rtol=0, atol=0)
 
 
-def measure(functions, inputs, rounds):
-    """Microseconds of each function: (median, lower quartile, upper quartile)."""
-    times = [[] for _ in functions]
-    for _ in range(rounds + 3):
-        for function, seen in zip(functions, times):
-            start = time.perf_counter()
-            function(*inputs)
-            seen.append((time.perf_counter() - start) * 1e6)
-    quartiles = (statistics.quantiles(seen[3:], n=4) for seen in times)  # the first three warm up
-    return [(median, low, high) for low, median, high in quartiles]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=50)
@@ -74,10 +62,13 @@ def main():
         for has_probs in (True, False):
             for mixed in (False, True) if B > 1 else (False,):
                 check(B, K, V, has_probs, mixed)
-                stock, ours = measure(providers, arguments(B, K, V, has_probs, mixed), options.rounds)
-                cells = [f"{m:,.0f} ({low:,.0f} to {high:,.0f})" for m, low, high in (stock, ours)]
+                inputs = arguments(B, K, V, has_probs, mixed)
+                clocks = {f: bench.clock([functools.partial(f, *inputs)], torch.cpu, 1, False) for f in providers}
+                stock, ours = bench.interleaved(clocks, options.rounds).values()
+                cells = ["{median:,.0f} ({lower:,.0f} to {upper:,.0f})".format(**x) for x in (stock, ours)]
                 kind = "with probabilities" if has_probs else "without", "half greedy" if mixed else "random"
-                print("|", " | ".join([f"{B}, {K}, {V:,}", *kind, *cells, f"{stock[0] / ours[0]:.2f}x"]), "|", flush=True)
+                ratio = f"{stock['median'] / ours['median']:.2f}x"
+                print("|", " | ".join([f"{B}, {K}, {V:,}", *kind, *cells, ratio]), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rejection sampler of vLLM's V1 engine, by `spec_verify_xpu.verify_varlen`: a plugin. See docs/ENGINES.md."""
+"""A plugin for vLLM: the rejection sampler of its V1 engine, by `spec_verify_xpu.verify_varlen`. See docs/ENGINES.md."""
 
 import logging
 from inspect import signature
@@ -8,6 +8,8 @@ import torch
 
 import spec_verify_xpu as sv
 
+from . import vllm_v2
+
 logger = logging.getLogger("vllm.spec_verify_xpu")  # vLLM shows what comes below its own name
 
 
@@ -16,16 +18,32 @@ def register():
     import vllm.v1.sample.rejection_sampler as sampler
     from vllm.platforms import current_platform
 
-    if sampler.rejection_sample.__module__ == __name__:
-        return
-    expected, found = (tuple(signature(f).parameters) for f in (verify, sampler.rejection_sample))
-    if found[: len(expected)] != expected:  # older versions pass probabilities
-        logger.warning("rejection_sample: expected the arguments %s, got %s. It is left as it is.", expected, found)
-        return
-    sampler.rejection_sample = in_place_of(sampler.rejection_sample)
-    logger.info("Drafts are verified by spec_verify_xpu. VLLM_PLUGINS switches it off.")
-    if current_platform.is_cpu():
+    if replace(sampler, verify, in_place_of) and current_platform.is_cpu():
         repair_at_first_step(sampler)
+    try:
+        import vllm.v1.worker.gpu.spec_decode.rejection_sampler as sampler_v2
+        from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+    except ImportError:  # a vLLM without V2
+        return
+    if "logits_cache" in signature(gumbel_sample).parameters:
+        replace(sampler_v2, vllm_v2.verify, vllm_v2.in_place_of)
+    else:  # the arguments have the same names where it keeps them divided by temperature
+        logger.warning("%s: expected draft logits before temperature. It is left as it is.", sampler_v2.__name__)
+
+
+def replace(sampler, verify, in_place_of):
+    """Put ours in the place of a module's rejection_sample, where that takes what is expected. Whether it was put there now."""
+    original = getattr(sampler, "rejection_sample", None)
+    if getattr(original, "__module__", None) == in_place_of.__module__:
+        return False
+    expected = tuple(signature(verify).parameters)
+    found = tuple(signature(original).parameters) if original else None
+    if not found or found[: len(expected)] != expected:  # older versions pass probabilities
+        logger.warning("%s: expected the arguments %s, got %s. It is left as it is.", sampler.__name__, expected, found)
+        return False
+    sampler.rejection_sample = in_place_of(original)
+    logger.info("Drafts are verified by spec_verify_xpu in %s. VLLM_PLUGINS switches it off.", sampler.__name__)
+    return True
 
 
 def in_place_of(original):
@@ -74,22 +92,17 @@ def verify(
     if T == 0:
         return bonus_token_ids.int()
 
-    ends, draft = cu_num_draft_tokens.long(), torch.arange(T, device=device)
-    request = torch.searchsorted(ends, draft, right=True)  # [T], whose draft it is
-    probs = target_logits.softmax(-1, dtype=torch.float32)
-    if not sampling_metadata.all_random:  # the target of a greedy request is sure of its largest logit
-        greedy = (sampling_metadata.temperature == 0)[request]  # [T]
-        best = draft, target_logits.argmax(-1)
-        sure = torch.where(greedy, 1, probs[best])
-        probs.masked_fill_(greedy[:, None], 0)[best] = sure
-
-    # The row after a request's drafts is sure of the bonus token.
-    bonus = ends + torch.arange(B, device=device)
-    rows = probs.new_empty(T + B, V).index_copy_(0, draft + request, probs).index_fill_(0, bonus, 0)
-    rows[bonus, bonus_token_ids[:, 0]] = 1
+    ends, starts = cu_num_draft_tokens.long(), [0, *accumulate(num_draft_tokens)]
+    greedy = None if sampling_metadata.all_random else sampling_metadata.temperature == 0  # [B]
+    rows = target_logits.new_empty(T + B, V, dtype=torch.float32)
+    if device.type == "cpu":
+        write_rows_by_request(rows, target_logits, starts, greedy)
+    else:
+        write_rows(rows, target_logits, ends, greedy)
+    bonus = ends + torch.arange(B, device=device)  # the row after a request's drafts, which is sure of the bonus token
+    rows.index_fill_(0, bonus, 0)[bonus, bonus_token_ids[:, 0]] = 1
 
     accept, sample = (torch.empty(n, dtype=torch.int64, device=device).random_() for n in (T, T + B))  # 63 bits each
-    starts = [0, *accumulate(num_draft_tokens)]
     for b, generator in sampling_metadata.generators.items():  # as many draws as drafts: none leaves the generator as it is
         drafts = slice(starts[b], starts[b + 1])
         accept[drafts].random_(generator=generator)
@@ -108,6 +121,32 @@ def verify(
         impl="eager" if device.type == "cpu" else "triton",  # vLLM on the CPU fails to start once Numba is imported
     )
     return emitted
+
+
+def write_rows(rows, target_logits, ends, greedy):
+    """Write the target's distribution for each of T drafts into its own of rows [T + B, V], without waiting for the device.
+
+    ends [B] are the running sums of how many drafts a request has. A greedy one, by a mask [B] or None, is sure of its largest
+    logit.
+    """
+    draft = torch.arange(len(target_logits), device=rows.device)
+    request = torch.searchsorted(ends, draft, right=True)  # [T], whose draft it is
+    probs = target_logits.softmax(-1, dtype=torch.float32)
+    if greedy is not None:
+        best = draft, target_logits.argmax(-1)
+        sure = torch.where(greedy[request], 1, probs[best])
+        probs.masked_fill_(greedy[request][:, None], 0)[best] = sure
+    rows.index_copy_(0, draft + request, probs)
+
+
+def write_rows_by_request(rows, target_logits, starts, greedy):
+    """The same on the CPU, where nothing has to be waited for, nor copied. starts are B + 1 ints."""
+    for b, (start, end) in enumerate(zip(starts, starts[1:])):
+        logits, own = target_logits[start:end], rows[start + b : end + b]
+        if greedy is not None and greedy[b]:
+            own.zero_().scatter_(1, logits.argmax(-1, keepdim=True), 1)
+        else:
+            torch.softmax(logits, -1, dtype=torch.float32, out=own)
 
 
 def repair_at_first_step(sampler):

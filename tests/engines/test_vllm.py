@@ -170,13 +170,16 @@ def test_the_entry_point_can_be_switched_off():
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 import vllm.v1.sample.rejection_sampler as sampler
-print(sampler.rejection_sample.__module__)
+import vllm.v1.worker.gpu.spec_decode.rejection_sampler as sampler_v2
+print(sampler.rejection_sample.__module__, sampler_v2.rejection_sample.__module__)
 """
-    for allowed, module in (("spec_verify_xpu", "spec_verify_engines.vllm"), ("another", "vllm.v1.sample.rejection_sampler")):
+    theirs = "vllm.v1.sample.rejection_sampler vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
+    ours = "spec_verify_engines.vllm spec_verify_engines.vllm_v2"
+    for allowed, modules in (("spec_verify_xpu", ours), ("another", theirs)):
         run = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "VLLM_PLUGINS": allowed}, capture_output=True, text=True
         )
-        assert run.stdout.strip() == module, run.stderr
+        assert run.stdout.strip() == modules, run.stderr
 
 
 def test_another_layout_is_left_alone(monkeypatch):
@@ -222,7 +225,7 @@ def by_rule(ids, counts, max_spec_len, cu, draft_probs, logits, bonus, metadata)
             accepted, token = rule.verify_sequence_greedy(drafts, [*target, [0.0]])
         else:
             target = logits[start : start + n].softmax(-1).tolist()
-            certain = rule.one_hot(drafts, logits.shape[1])
+            certain = rule.one_hot(drafts, logits.shape[1], 1.0)
             q = certain if draft_probs is None else draft_probs[start : start + n].tolist()
             accepted, token = rule.verify_sequence(drafts, q, [*target, [1.0]], accept, [*sample, 0])
         row = rule.emit_sequence(drafts, accepted, bonus[b].item() if accepted == n else token)

@@ -1,0 +1,116 @@
+"""The rejection sampler of vLLM's V2 model runner, by `spec_verify_xpu.verify_logits_varlen`. vllm.py puts it in place."""
+
+from inspect import signature
+
+import torch
+
+import spec_verify_xpu as sv
+
+# Options that change nothing here: vLLM's own noise, and the parameters of a rule that fly_window_size switches on.
+IRRELEVANT = "use_fp64", "fly_entropy_threshold", "fly_entropy_top_k"
+OF_ROWS = "target_logits", "draft_sampled", "pos", "expanded_idx_mapping", "expanded_local_pos"  # an entry for each row
+
+
+def in_place_of(original):
+    parameters = signature(original).parameters
+    required = tuple(signature(verify).parameters)
+
+    def rejection_sample(*arguments, **options):
+        """Any option that is set is another rule, and left to vLLM. So is a step without drafts."""
+        more = {**dict(zip(parameters, arguments)), **options}
+        inputs = {name: more.pop(name) for name in required}
+        rows, R, K = len(inputs["target_logits"]), len(inputs["idx_mapping"]), inputs["num_speculative_steps"]
+        if rows == R or any(is_set(name, value, parameters) for name, value in more.items()):
+            return original(*arguments, **options)
+        sampled, num_sampled = verify(**inputs)
+        if rows < R * (K + 1):  # some requests have fewer drafts than others, and may have none
+            fill_in_first_tokens(sampled, original, inputs, more)
+        return sampled, num_sampled
+
+    return rejection_sample
+
+
+def is_set(name, value, parameters):
+    """Whether an option is not what it is by default, and of consequence. One that vLLM does not know is for it to refuse."""
+    default = parameters[name].default if name in parameters else None
+    return name not in IRRELEVANT and value is not default and (isinstance(value, torch.Tensor) or value != default)
+
+
+def fill_in_first_tokens(sampled, original, inputs, options):
+    """Write the tokens of requests without drafts, as all are after their prompts, into the first column of sampled.
+
+    vLLM draws them, as it does in a step in which nobody has drafts, so that a token does not depend on what others have.
+    """
+    cu_num_logits = inputs["cu_num_logits"]
+    rows = {name: inputs[name].index_select(0, cu_num_logits[:-1]) for name in OF_ROWS}  # the first of each request
+    cu_rows = torch.arange(len(cu_num_logits), dtype=cu_num_logits.dtype, device=cu_num_logits.device)
+    tokens, _ = original(**{**inputs, **rows, "cu_num_logits": cu_rows}, **options)
+    sampled[:, 0] = torch.where(cu_num_logits.diff() == 1, tokens[:, 0], sampled[:, 0])
+
+
+def verify(
+    target_logits,
+    draft_logits,
+    draft_sampled,
+    cu_num_logits,
+    pos,
+    idx_mapping,
+    expanded_idx_mapping,
+    expanded_local_pos,
+    temperature,
+    seed,
+    num_speculative_steps,
+):
+    """The tokens of a step, int64 [R, num_speculative_steps + 1], padded with -1; and how many they are, int32 [R].
+
+    Each of R requests has one row more than drafts, N rows in all, and a state, whose index is one of S.
+
+    Parameters
+    ----------
+    target_logits
+        Processed, so divided by temperature too [N, V]: their softmax is the target's distribution.
+    draft_logits
+        What the drafts were drawn from, by index of state and number of the draft [S, num_speculative_steps, V_draft], not yet
+        divided by temperature; or None. As in vLLM, tokens that one of the two vocabularies lacks do not exist.
+    draft_sampled
+        The token before each row [N]: a request's last token, then its drafts; -1 is a draft that does not count.
+    cu_num_logits
+        How many rows stand before each request's own, and N last [R + 1].
+    pos
+        The position of the token before each row in its text [N], int64.
+    idx_mapping
+        The index of each request's state [R].
+    expanded_idx_mapping, expanded_local_pos
+        The same for each row, and its number among its request's rows [N].
+    temperature, seed
+        [S], float32 and int64, by index of state. A request of temperature 0 is greedy.
+    """
+    (R,), device, dtype = idx_mapping.shape, target_logits.device, cu_num_logits.dtype
+    cu_drafts = cu_num_logits - torch.arange(R + 1, dtype=dtype, device=device)
+    draft = torch.arange(len(target_logits) - R, dtype=dtype, device=device)
+    row = draft + torch.searchsorted(cu_drafts[1:-1], draft, right=True)  # on which each draft is tested
+
+    draft_rows = None
+    if draft_logits is not None:  # other requests' stand between them, so they are copied
+        V = min(target_logits.shape[-1], draft_logits.shape[-1])
+        target_logits = target_logits[:, :V]
+        state = expanded_idx_mapping[row]
+        at = state.long() * draft_logits.shape[1] + expanded_local_pos[row]
+        draft_rows = draft_logits.flatten(0, 1).index_select(0, at)[:, :V]
+        draft_rows = draft_rows / temperature[state][:, None]
+
+    sampled = torch.empty(R, num_speculative_steps + 1, dtype=torch.int64, device=device)
+    accepted, _ = sv.verify_logits_varlen(
+        draft_sampled[row + 1],
+        draft_rows,
+        target_logits,
+        cu_drafts,
+        num_speculative_steps,
+        greedy=temperature[idx_mapping] == 0,
+        seed=seed[idx_mapping],
+        offset=pos[cu_num_logits[:-1]],  # another one in each step
+        dtype=torch.int32,
+        emitted=sampled,
+        impl="eager" if device.type == "cpu" else "triton",  # see vllm.py
+    )
+    return sampled, accepted + 1
