@@ -237,14 +237,17 @@ def test_what_reaches_the_driver(keep):
     """Grids, warps, streams, overlapped launches, and each kernel's own parameters: addresses, integers, two zeros."""
     driver = Driver({1001: 2 + 3 + 2, 1002: 2 + 1 + 2})
     numbers, kept = keep(driver)
-    kept.run(*numbers, [11, 22, 33])
+    kept.run(numbers, [11, 22, 33])
     assert driver.seen == [
         (1001, [2, 3, 1, 64, 1, 1, 0], 71, None, [11, 22, 5, -6, 2**40, 0, 0], None),
         (1002, [4, 1, 1, 128, 1, 1, 32], 71, [6, 1], [22, 33, 7, 0, 0], None),
     ]
-    kept.run([(9, 1, 1), (8, 1, 1)], [1, 2, 3, 4], [44, 55, 66])
-    assert [x[1][0] for x in driver.seen[2:]] == [9, 8]
-    assert [x[4] for x in driver.seen[2:]] == [[44, 55, 1, 2, 3, 0, 0], [55, 66, 4, 0, 0]]
+    others = [(9, 1, 1), (8, 1, 1)], [1, 2, 3, 4]
+    for given in (others, others, numbers):
+        kept.run(given, [44, 55, 66])
+    assert [x[1][0] for x in driver.seen[2:]] == [9, 8, 9, 8, 2, 4]
+    changed = [[44, 55, 1, 2, 3, 0, 0], [55, 66, 4, 0, 0]]
+    assert [x[4] for x in driver.seen[2:]] == [*changed, *changed, [44, 55, 5, -6, 2**40, 0, 0], [55, 66, 7, 0, 0]]
 
 
 def test_a_thread_that_is_new_to_the_device(keep, monkeypatch):
@@ -252,14 +255,14 @@ def test_a_thread_that_is_new_to_the_device(keep, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", made_current.append)
     driver = Driver({1001: 7, 1002: 5}, errors=[handles.NO_CONTEXT])
     numbers, kept = keep(driver)
-    kept.run(*numbers, [1, 2, 3])
+    kept.run(numbers, [1, 2, 3])
     assert made_current == [1] and [x[0] for x in driver.seen] == [1001, 1001, 1002]
 
 
 def test_an_error_of_the_driver_is_raised(keep):
     numbers, kept = keep(Driver({1001: 7, 1002: 5}, errors=[0, 700]))
     with pytest.raises(RuntimeError, match="could not launch a kernel: error 700"):
-        kept.run(*numbers, [1, 2, 3])
+        kept.run(numbers, [1, 2, 3])
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])

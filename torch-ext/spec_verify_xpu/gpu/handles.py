@@ -49,7 +49,7 @@ def launch(launches, tensors, device, keeps):
     key = key_of(launches, tensors, device) if keeps and not is_hooked() else None
     kept = kept_launches.get(key)
     if kept:
-        kept.run(*numbers_of(launches), [x.data_ptr() for x in tensors.values() if x is not None])
+        kept.run(numbers_of(launches), [x.data_ptr() for x in tensors.values() if x is not None])
         return
     compiled = [(x, x.run(tensors)) for x in launches]
     if key and key not in kept_launches:
@@ -65,7 +65,7 @@ def key_of(launches, tensors, device):
 
 
 def numbers_of(launches):
-    """(grids, integers) of launches, as KeptLaunches takes them."""
+    """(grids, integers) of launches, as KeptLaunches takes them. Given again, the same object is not written again."""
     return [x.grid for x in launches], [number for x in launches for number in x.integers]
 
 
@@ -76,8 +76,10 @@ class KeptLaunches:
         counts = [len(x.integers) for x, _ in compiled]
         # Their parameters, 8 bytes each: the addresses, and behind each kernel's integers two zeros: see is_called_as_known.
         self.values = (ctypes.c_uint64 * (len(names) + sum(counts) + 2 * len(counts)))()
-        layout = struct.Struct(f"{len(names)}Q" + "".join(f"{count}q16x" for count in counts))
-        self.write = functools.partial(layout.pack_into, self.values, 0)
+        numbers = struct.Struct("".join(f"{count}q16x" for count in counts))
+        self.write_addresses = functools.partial(struct.Struct(f"{len(names)}Q").pack_into, self.values, 0)
+        self.write_integers = functools.partial(numbers.pack_into, self.values, 8 * len(names))
+        self.written = None  # the grids and integers that were written last
         self.device_index = device.index
         self.lock = threading.Lock()  # of the values, and of each launch's settings
         at = ctypes.addressof(self.values)
@@ -89,15 +91,22 @@ class KeptLaunches:
             self.launches.append(driver_launch(kernel, [*ours, *numbers]))
             at = numbers.stop
 
-    def run(self, grids, integers, addresses):
+    def run(self, numbers, addresses):
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         with self.lock:
-            self.write(*addresses, *integers)
-            for (settings, launch), grid in zip(self.launches, grids):
-                settings.x, settings.y, settings.z = grid
+            if numbers is not self.written:
+                self.write(*numbers)
+                self.written = numbers
+            self.write_addresses(*addresses)
+            for settings, launch in self.launches:
                 settings.stream = stream
                 if error := launch():
                     self.again(launch, error)
+
+    def write(self, grids, integers):
+        self.write_integers(*integers)
+        for (settings, _), grid in zip(self.launches, grids):
+            settings.x, settings.y, settings.z = grid
 
     def again(self, launch, error):
         """After an error: the thread may not have used the device yet."""

@@ -191,7 +191,7 @@ def kept(call):
     scratch = call.accepted.new_empty(0, dtype=torch.int64)
     found = kept_launches.get(key_of(launches, {**tensors, "scratch": scratch, "bests": scratch}, device))
     aligned = aligned if can_be_aligned(call) else None
-    return found and (words, greedy_words, aligned, functools.partial(found.run, *numbers_of(launches)))
+    return found and (words, greedy_words, aligned, functools.partial(found.run, numbers_of(launches)))
 
 
 def emit(draft_tokens, accepted, next_token, pad, emitted):

@@ -264,7 +264,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
                  scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
                  FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
                  wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, ceil(blocks / count)): each program finds the refused position, and sums `count` blocks of the row drawn from."""
+    """grid (B, ceil(blocks / count)): each program finds where drafts end, and sums `count` blocks of the row to draw from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     start, length = drafts_of(b, K, T, lengths, cu_drafts)

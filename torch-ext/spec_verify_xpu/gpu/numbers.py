@@ -166,7 +166,7 @@ def size(x):
 
 @triton.jit
 def quotient(total, mass):
-    """(factor, shift): of the total, a weight of the mass that shares it gets weight * factor >> shift. A little may be left."""
+    """(factor, shift): of the total, a weight of the mass that shares it gets weight * factor >> shift. Some may be left."""
     total = tl.maximum(total, 1)
     mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
     dividend = total << (61 - size(total)).to(tl.int64)
