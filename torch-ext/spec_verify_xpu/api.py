@@ -551,8 +551,8 @@ def pair_of(out):
 
 def run(call_of_inputs, inputs, logits, max_drafts, generator, dtype, out, emitted, impl):
     """Validate and run a call, and make the next one of its layout cheap. inputs are the first tensors of ops.Call."""
-    outputs = emitted, *(NEITHER if out is None else pair_of(out))
-    arguments = *inputs, *outputs, dtype, impl, max_drafts, logits
+    outputs = NEITHER if out is None else pair_of(out)
+    arguments = *inputs, emitted, *outputs, dtype, impl, max_drafts, logits
     if generator is None and not is_compiling() and (result := repeat(arguments)):
         return result
     call = call_of_inputs(inputs, logits, max_drafts, generator, dtype, out, emitted, impl)

@@ -85,7 +85,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
 
     def run(arguments):
-        if not all(map(is_, absent(arguments), nothing)) or type(arguments[-2]) is not type(max_drafts):
+        if absent(arguments) != nothing or type(arguments[-2]) is not type(max_drafts):
             return None
         given = take(arguments)
         if arguments[-4:] != (dtype, impl, max_drafts, logits) or not is_laid_out_alike(*given):

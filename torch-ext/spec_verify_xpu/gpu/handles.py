@@ -168,4 +168,5 @@ def keeps_launches(device):
 def is_hooked():
     """Whether something, a profiler, wants to see Triton's launches."""
     hooks = triton.knobs.runtime
-    return any(getattr(x, "calls", x) for x in (hooks.launch_enter_hook, hooks.launch_exit_hook))
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
