@@ -71,7 +71,6 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     *tensors, dtype, impl, max_drafts, logits = arguments
     take = itemgetter(*[i for i, x in enumerate(tensors) if x is not None])
     absent = itemgetter(*[i for i, x in enumerate(tensors) if x is None])
-    nothing = absent(tensors)
     is_laid_out_alike = TensorGuards(*take(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     if not is_laid_out_alike(*take(tensors)):  # one tensor given as two arguments
         return None
@@ -85,7 +84,10 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
 
     def run(arguments):
-        if absent(arguments) != nothing or type(arguments[-2]) is not type(max_drafts):
+        for x in absent(arguments):
+            if x is not None:
+                return None
+        if type(arguments[-2]) is not type(max_drafts):
             return None
         given = take(arguments)
         if arguments[-4:] != (dtype, impl, max_drafts, logits) or not is_laid_out_alike(*given):
