@@ -1,5 +1,6 @@
 """Inputs for the tests: batches whose drafts are sometimes accepted and sometimes not, plain or hostile, dense or ragged."""
 
+import math
 import random
 from typing import NamedTuple, Optional
 
@@ -16,6 +17,15 @@ HOSTILE = [
     2.0**-22, 2.0**-22 * (1 - 2.0**-24), 2.0**-21 + 2.0**-44,  # where the high limb begins, and both limbs are full
     1 - 2.0**-24, 1 - 2.0**-53, 0.5,
 ]  # fmt: skip
+# Of logits, beside those: the ends of float32, whose differences overflow, subnormals, powers at which a weight ends (2**-33),
+# and those at which an exponent is cut (2**-64) or rounded to even.
+HOSTILE_LOGITS = [
+    *HOSTILE, 1e30, -1e30, 3.4e38, -3.4e38, -1e-45, -1.2e-38,
+    *(-x * math.log(2) for x in (0.5, 1.5, 32.5, 33.5, 63.5, 64, 64.5)),
+]  # fmt: skip
+# Of temperatures: those above 0, and those that are without chance.
+WARM = [1.0, 0.7, 3.0, 1e-45, 1e30, math.inf, 1e-3, 100.0, 2.0**-60, 2.0**60, 2.0**-61]
+COLD = [0.0, -0.0, -1.0, -1e-45, -math.inf, math.nan]
 
 
 class Batch(NamedTuple):
@@ -34,6 +44,29 @@ class Batch(NamedTuple):
 
     def by_rule(self):
         return tuple(torch.tensor(x, dtype=torch.int64) for x in rule.verify(*self))
+
+
+def as_logits(rows):
+    """Logits of which these are the probabilities."""
+    return None if rows is None else rows.float().log().to(rows.dtype)
+
+
+def logits_batch(*shape, **options):
+    """A random batch whose rows are logits."""
+    batch = random_batch(*shape, **options)
+    return batch._replace(draft_probs=as_logits(batch.draft_probs), target_probs=as_logits(batch.target_probs))
+
+
+def hostile_logits_batch(B, K, V, seed, one_hot=False):
+    """As hostile_batch. A third of the rows spoiled in a few entries, a third in a fifth, the others in none."""
+    g = torch.Generator().manual_seed(seed)
+    batch = logits_batch(B, K, V, V_draft=max(1, V - V // 3), uniform=torch.float32, seed=seed, one_hot=one_hot)
+    for x in batch[1:3]:
+        for start, share in ((0, 2 / V), (1, 0.2)):
+            if x is not None:
+                spoil(x[start::3], share, g, HOSTILE_LOGITS)
+    spoil(batch.draft_tokens, 0.1, g, placeholders(V))
+    return batch._replace(lengths=torch.randint(-2, K + 3, (B,), generator=g))
 
 
 def random_batch(B, K, V, V_draft=None, dtype=torch.float32, uniform=torch.int64, tokens=torch.int64, seed=0, one_hot=False):
@@ -96,9 +129,10 @@ class Ragged(NamedTuple):
     max_drafts: int
     uniform_accept: Optional[torch.Tensor] = None  # [T]
     uniform_sample: Optional[torch.Tensor] = None  # [T + B]
-    options: dict = {}  # noqa: RUF012 - greedy, seed and offset where given; nobody writes it
+    options: dict = {}  # noqa: RUF012 - greedy, seed, offset and temperature where given; nobody writes it
     dtype: torch.dtype = torch.int64  # of the result
     emitted: Optional[torch.dtype] = None  # of the emitted tokens, where they are asked for
+    logits: bool = False  # whether the rows are
 
     @property
     def size(self):
@@ -110,14 +144,16 @@ class Ragged(NamedTuple):
 
     def verify(self, impl):
         """accepted, next_token, and emitted in its frame."""
+        verify = sv.verify_logits_varlen if self.logits else sv.verify_varlen
         if self.emitted is None:
-            return tuple(sv.verify_varlen(*self[:7], **self.options, dtype=self.dtype, impl=impl))
+            return tuple(verify(*self[:7], **self.options, dtype=self.dtype, impl=impl))
         framed = self.target_probs.new_full((self.size, self.max_drafts + 3), FRAME, dtype=self.emitted)
         emitted = framed[:, 1:-1]
-        return *sv.verify_varlen(*self[:7], **self.options, dtype=self.dtype, emitted=emitted, impl=impl), framed
+        return *verify(*self[:7], **self.options, dtype=self.dtype, emitted=emitted, impl=impl), framed
 
     def by_rule(self):
-        accepted, next_token = rule.verify_varlen(*self[:7], **self.options)
+        temperature = {"temperature": 1.0} if self.logits else {}
+        accepted, next_token = rule.verify_varlen(*self[:7], **{**temperature, **self.options})
         results = tuple(torch.tensor(x, dtype=self.dtype) for x in (accepted, next_token))
         if self.emitted is None:
             return results
@@ -162,6 +198,7 @@ def any_ragged(seed):
     """A ragged batch that the seed picks from all that `verify_varlen` takes: 0 to 12 sequences of 0 to 16 drafts."""
     r, g = random.Random(seed), torch.Generator().manual_seed(seed)
     kind = random.Random(seed % FORMATS)
+    logits = random.Random(f"logits {seed % FORMATS}").random() < 0.2
 
     def chance(p, r=r):
         return r.random() < p
@@ -173,6 +210,8 @@ def any_ragged(seed):
     V = r.choice([r.randint(1, 40), r.randint(1, 700), r.randint(500, 1300), r.choice([1, 2, 511, 512, 513, 1024, 1025])])
     V_draft = r.randint(1, V + 20) if chance(0.3) else V
     B, longest = r.choice([(r.randint(0, 6), 3), (r.randint(0, 6), 16), (r.randint(0, 3), 16), (r.randint(8, 12), 16)])
+    if logits and V > 100:  # of which the rule takes 4 us an entry
+        B, longest = min(B, 3), 3
     shortest = longest if chance(0.2) else 0  # where all have the same number of drafts, a kernel guesses where they are
     lengths = torch.tensor([r.randint(shortest, longest) for _ in range(B)], dtype=torch.int64)
     uniform, ids = kind.choice([torch.float32, torch.float64, torch.int64]), kind.choice([torch.int64, torch.int32])
@@ -210,6 +249,14 @@ def any_ragged(seed):
             left, right = r.randint(0, 3), r.randint(0, 3)
             wide = torch.nn.functional.pad(x, (left, right), value=float("nan"))
             ragged = ragged._replace(**{name: wide[:, left : left + x.shape[1]]})
+    if logits:
+        for x in (ragged.draft_probs, ragged.target_probs):
+            if x is not None:
+                x.copy_(as_logits(x))
+                spoil(x, r.choice([0, 0, 0.01, 0.2]), g, HOSTILE_LOGITS)
+        if chance(0.5, kind):
+            temperatures = torch.tensor([r.choice(WARM if chance(0.8) else COLD) for _ in range(B)], dtype=torch.float32)
+            options["temperature"] = temperatures if chance(0.7) else r.choice([0, *WARM])
     dtype, emitted = kind.choice(
         [(torch.int64, None), (torch.int64, torch.int64), (torch.int32,) * 2, (torch.int64, torch.int32)]
     )
@@ -219,6 +266,7 @@ def any_ragged(seed):
         options=options,
         dtype=dtype,
         emitted=emitted,
+        logits=logits,
     )
 
 

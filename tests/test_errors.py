@@ -1,6 +1,8 @@
 """Bad calls: each raises before anything runs, and names the argument."""
 
 import re
+from math import inf as INF
+from math import nan as NAN
 
 import pytest
 import torch
@@ -88,7 +90,13 @@ def good_calls():
     ids, results = torch.int64, (torch.zeros(B, dtype=torch.int64), torch.zeros(B, dtype=torch.int64))
     outputs = {"out": results, "emitted": torch.empty(B, K + 1, dtype=ids), "dtype": ids}
     chance = {"seed": torch.zeros(B, dtype=ids), "offset": 3, "greedy": torch.tensor([True, False])}
+    logits = {"draft_tokens": batch.draft_tokens, "draft_logits": batch.draft_probs, "target_logits": batch.target_probs}
+    one_behind_the_other = dict(zip(("draft_tokens", "draft_logits", "target_logits", "cu_drafts", "max_drafts"), ragged))
+    temperature = {"temperature": torch.ones(B)}
     return {
+        "verify_logits": {**logits, **outputs, **chance, **temperature},
+        "verify_logits_varlen": {**one_behind_the_other, **outputs, **chance, **temperature},
+        "sample_logits": {"logits": batch.target_probs, "seed": 5, "temperature": torch.ones(B, K + 1), "out": None},
         "verify": {**dict(zip(NAMES[:3], batch)), **outputs, **chance},
         "verify_varlen": {**dict(zip(ragged._fields[:5], ragged)), **outputs, **chance},
         "verify_greedy": {"draft_tokens": batch.draft_tokens, "target": batch.target_probs, **outputs},
@@ -106,8 +114,9 @@ def floats(*shape, dtype=torch.float32, device=None):
 
 
 META = torch.device("meta")
-VERIFIERS = "verify verify_varlen verify_greedy"
-RANDOM = "verify verify_varlen"
+OF_LOGITS = "verify_logits verify_logits_varlen"
+RANDOM = f"verify verify_varlen {OF_LOGITS}"
+VERIFIERS = f"{RANDOM} verify_greedy"
 BAD_CALLS = [  # functions, the argument that the error names, what is given, error
     *((RANDOM, name, {name: x}, TypeError) for name in ("seed", "offset") for x in (1.5, True, "1", [1, 2], floats(B))),
     *((RANDOM, name, {name: ints(B, dtype=torch.int32)}, TypeError) for name in ("seed", "offset")),
@@ -123,7 +132,10 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     (RANDOM, "greedy", {"greedy": ints(B + 1).bool()}, ValueError),
     (RANDOM, "greedy", {"greedy": ints(B, K).bool()}, ValueError),
     (RANDOM, "greedy", {"greedy": ints(B, device=META).bool()}, ValueError),
-    *((f"{VERIFIERS} sample", "dtype", {"dtype": x}, TypeError) for x in (torch.int16, torch.float32, "int64", None)),
+    *(
+        (f"{VERIFIERS} sample sample_logits", "dtype", {"dtype": x}, TypeError)
+        for x in (torch.int16, torch.float32, "int64", None)
+    ),
     (VERIFIERS, "out", {"out": ints(2, B)}, TypeError),
     (VERIFIERS, "out", {"out": (ints(B),)}, TypeError),
     (VERIFIERS, "out[0]", {"out": (None, ints(B))}, TypeError),
@@ -173,6 +185,35 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     ("verify_greedy", "target", {"target": floats(B, V, K + 1).mT}, ValueError),
     ("verify_greedy", "lengths", {"lengths": ints(B + 1)}, ValueError),
     ("verify_greedy", "lengths", {"lengths": floats(B)}, TypeError),
+    *(
+        (f"{OF_LOGITS} sample_logits", "temperature", {"temperature": x}, TypeError)
+        for x in ("1", True, [1.0, 1.0], 1j, torch.ones(B, dtype=torch.float64), torch.ones(B).half(), ints(B))
+    ),
+    *((f"{OF_LOGITS} sample_logits", "temperature", {"temperature": x}, ValueError) for x in (-1, -1e-30, NAN, -INF)),
+    *(
+        (f"{OF_LOGITS} sample_logits", "temperature", {"temperature": x}, ValueError)
+        for x in (floats(), floats(1), floats(B + 1), floats(B, 1), floats(B, K, device=META))
+    ),
+    (OF_LOGITS, "temperature", {"temperature": floats(B, device=META)}, ValueError),
+    ("sample_logits", "temperature", {"temperature": floats(B, K + 1, device=META)}, ValueError),
+    ("verify_logits", "draft_logits", {"draft_logits": floats(B, K + 1, V)}, ValueError),
+    ("verify_logits", "draft_logits", {"draft_logits": floats(B, V, K).mT}, ValueError),
+    ("verify_logits", "draft_logits", {"draft_logits": floats(B, K, V, dtype=torch.float64)}, TypeError),
+    ("verify_logits", "draft_logits", {"draft_logits": floats(B, K, V, device=META)}, ValueError),
+    ("verify_logits", "target_logits", {"target_logits": floats(B, K, V)}, ValueError),
+    ("verify_logits", "target_logits", {"target_logits": floats(B, K + 1, 0)}, ValueError),
+    ("verify_logits_varlen", "draft_logits", {"draft_logits": floats(T + B, V)}, ValueError),
+    ("verify_logits_varlen", "draft_logits", {"draft_logits": floats(T, 0)}, ValueError),
+    ("verify_logits_varlen", "target_logits", {"target_logits": floats(T, V)}, ValueError),
+    (OF_LOGITS, "draft_logits", {"draft_logits": [[0.5] * V]}, TypeError),
+    (OF_LOGITS, "target_logits", {"target_logits": None}, TypeError),
+    (OF_LOGITS, "target_logits", {"target_logits": ints(T + B, V)}, TypeError),
+    ("sample_logits", "logits", {"logits": [0.5, 0.5]}, TypeError),
+    ("sample_logits", "logits", {"logits": floats(V, dtype=torch.float64)}, TypeError),
+    ("sample_logits", "logits", {"logits": floats()}, ValueError),
+    ("sample_logits", "logits", {"logits": floats(V, B).t()}, ValueError),
+    ("sample_logits", "uniform", {"uniform": floats(B, K + 1)}, ValueError),  # beside a seed
+    ("sample_logits", "out", {"out": ints(B)}, ValueError),
     ("sample", "probs", {"probs": [0.5, 0.5]}, TypeError),
     ("sample", "probs", {"probs": floats(V, dtype=torch.float64)}, TypeError),
     ("sample", "probs", {"probs": floats()}, ValueError),
@@ -205,7 +246,7 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     ("emit", "out", {"out": ints(B, K)}, ValueError),
     ("emit", "out", {"out": ints(K + 1, B).t()}, ValueError),
     ("emit", "out", {"out": ints(B, K + 1, device=META)}, ValueError),
-    (f"{VERIFIERS} sample emit", "impl", {"impl": "cuda"}, ValueError),
+    (f"{VERIFIERS} sample sample_logits emit", "impl", {"impl": "cuda"}, ValueError),
 ]
 BAD_CALLS = [(function, *rest) for functions, *rest in BAD_CALLS for function in functions.split()]
 
@@ -216,7 +257,7 @@ def test_bad_call(function, name, given, error):
         getattr(sv, function)(**{**good_calls()[function], **given})
 
 
-@pytest.mark.parametrize("function", ["verify", "verify_varlen", "verify_greedy", "sample", "emit"])
+@pytest.mark.parametrize("function", sorted({function for function, *_ in BAD_CALLS}))
 def test_the_call_that_the_bad_ones_spoil_is_good(function):
     getattr(sv, function)(**good_calls()[function])
 
@@ -237,7 +278,7 @@ def test_triton_never_falls_back(monkeypatch):
 def test_the_operator_refuses_an_unknown_implementation():
     inputs, results = [good()[name] for name in NAMES], [torch.empty(B, dtype=torch.int64) for _ in range(2)]
     with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
-        sv.ops.ops.verify(*inputs, None, None, SAMPLE, None, None, K, None, None, *results, "nonsense")
+        sv.ops.ops.verify(*inputs, None, None, SAMPLE, None, None, K, None, False, None, None, *results, "nonsense")
 
 
 def test_rows_that_are_not_contiguous_below_the_public_function(impl):

@@ -32,30 +32,33 @@ def test_registered_for_each_device(op, key):
 @pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
 @pytest.mark.parametrize("chance", ["uniforms", "seeds", "neither"])
 @pytest.mark.parametrize("given", [True, False], ids=["all", "none"])
-def test_opcheck(batch, ragged, chance, given, impl, device):
+@pytest.mark.parametrize("logits", [False, True], ids=["probs", "logits"])
+def test_opcheck(batch, ragged, chance, given, logits, impl, device):
     """Schema, fake, autograd registration and dynamic tracing, with every optional argument given and left out."""
     source = as_ragged(batch) if ragged else batch
     accept, sample = (source.uniform_accept, source.uniform_sample) if chance == "uniforms" else (None, None)
     seeds = (torch.arange(3, device=device), torch.arange(3, device=device)) if chance == "seeds" else (None, None)
     lengths = batch.lengths if given and not ragged else None
     greedy = torch.tensor([True, False, True], device=device) if given and chance != "neither" else None
+    temperature = torch.tensor([1.0, 0.7, 0.0], device=device) if logits and given else None
     outputs = [torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2)]
     torch.library.opcheck(
         ops.verify.default,
         (
             source.draft_tokens, source.draft_probs if given else None, source.target_probs, accept, sample, *seeds, SAMPLE,
-            lengths, source.cu_drafts if ragged else None, 4, greedy,
+            lengths, source.cu_drafts if ragged else None, 4, greedy, logits, temperature,
             torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, *outputs, impl,
         ),
     )  # fmt: skip
 
 
 def test_opcheck_of_the_others(batch, impl, device):
-    """`sample` as it calls the operator, and `emit`."""
+    """`sample` and `sample_logits` as they call the operator, and `emit`."""
     none, *outputs, seeds = (torch.zeros(n, dtype=torch.int64, device=device) for n in ((3, 0), 3, 3, 3))
     rows = none, None, batch.target_probs[:, :1]
-    arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, None, *outputs, impl)
-    torch.library.opcheck(ops.verify.default, arguments)
+    for more in ((False, None), (True, None), (True, torch.ones(3, device=device))):
+        arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, *more, None, *outputs, impl)
+        torch.library.opcheck(ops.verify.default, arguments)
     torch.library.opcheck(ops.emit.default, (batch.draft_tokens, *outputs, -1, torch.zeros_like(batch.uniform_sample), impl))
 
 
@@ -68,11 +71,15 @@ def fake_results(kind):
     def probs(*shape):
         return torch.empty(*shape, 9, device=kind)
 
+    temperature = torch.empty(3, device=kind)
     return [
         *sv.verify(ids(3, 4), probs(3, 4), probs(3, 5), ids(3, 4), ids(3, 5)),
         *sv.verify(ids(3, 4), None, probs(3, 5), seed=ids(3), greedy=ids(3) > 0),
         *sv.verify_varlen(ids(6), probs(6), probs(9), ids(4), 4, seed=1, offset=ids(3)),
         *sv.verify_greedy(ids(3, 4), probs(3, 5), lengths=ids(3)),
+        *sv.verify_logits(ids(3, 4), probs(3, 4), probs(3, 5), temperature=0.7),
+        *sv.verify_logits_varlen(ids(6), probs(6), probs(9), ids(4), 4, seed=1, temperature=temperature),
+        sv.sample_logits(probs(3), seed=1, temperature=0.7),
         sv.sample(probs(3), seed=1),
         sv.sample(probs(3, 5), ids(3, 5)),
         sv.emit(ids(3, 4), ids(3), ids(3)),
@@ -86,7 +93,7 @@ def test_fake_on_any_device(kind, device):
         pytest.skip(f"a {device.type} build of torch")
     with FakeTensorMode(allow_non_fake_inputs=False):
         results = fake_results(kind)
-    assert [tuple(x.shape) for x in results] == [(3,)] * 9 + [(3, 5)] * 2
+    assert [tuple(x.shape) for x in results] == [(3,)] * 14 + [(3, 5)] * 2
     assert {(x.dtype, x.device.type) for x in results} == {(torch.int64, kind)}
 
 
@@ -113,6 +120,14 @@ def steps(impl):
     def sample(batch):
         return [sv.sample(batch.target_probs, **x, impl=impl) for x in ({"uniform": batch.uniform_sample}, {"seed": 2})]
 
+    def verify_logits(batch):
+        temperature = torch.arange(batch.draft_tokens.shape[0], device=batch.target_probs.device) / 2
+        rest = {"lengths": batch.lengths, "impl": impl}
+        return [x for T in (0.7, temperature) for x in sv.verify_logits(*batch[:5], **rest, temperature=T)]
+
+    def sample_logits(batch):
+        return [sv.sample_logits(batch.target_probs, batch.uniform_sample, temperature=0.7, impl=impl)]
+
     def emit(batch):
         return [sv.emit(batch.draft_tokens, batch.lengths, batch.lengths + 1, impl=impl)]
 
@@ -127,7 +142,7 @@ def steps(impl):
         emitted = sv.emit(batch.draft_tokens, accepted, next_token, impl=impl)
         return [*sv.statistics(accepted, batch.lengths, 4), sv.logprobs(emitted, batch.target_probs)]
 
-    return verify, seeded, verify_varlen, verify_greedy, sample, emit, outputs, metrics
+    return verify, seeded, verify_varlen, verify_greedy, sample, verify_logits, sample_logits, emit, outputs, metrics
 
 
 STEPS = [step.__name__ for step in steps("auto")]

@@ -121,6 +121,61 @@ def test_bits(u, dtype, expected):
     assert fixed_point.bits(tensor).tolist() == [[expected]]
 
 
+def test_probabilities_by_hand():
+    """Weights of 753.2 * 2**22 and half of that, where the temperature cancels the logarithm: two thirds, and a third.
+
+    Their sum has 33 bits, so the quotient is 2**60 // (4738801536 // 4 + 1) = 973175597, and the shares are
+    3159201024 * 973175597 >> 18 and half of that; the first gets the rest.
+    """
+    scale = rule.LOG2E
+    assert [rule.weigh(x, 1.0) for x in (0.0, -1.0, -32.0, -33.0, -math.inf)] == [3159201024, 1579600512, 1, 0, 0]
+    assert rule.apportion(rule.ONE, [3159201024, 1579600512]) == rule.probabilities([5.0, 4.0], scale)
+    shares = [3159201024 * 973175597 >> 18, 1579600512 * 973175597 >> 18]
+    assert rule.probabilities([5.0, 4.0], scale) == [2**44 - shares[1], shares[1]]
+    assert [3 * x / 2**44 for x in shares] == pytest.approx([2, 1], abs=1e-8)
+
+
+def test_probabilities_of_equal_logits():
+    """Each gets the same, rounded down, and the first what that leaves. With two, 2**60 // 1579600513 for 6318402048 in all."""
+    share = 3159201024 * (2**60 // (6318402048 // 4 + 1)) >> 18
+    assert rule.probabilities([-7.0, -7.0], 1.0) == [2**44 - share, share]
+    for n in (3, 100):
+        first, *others = rule.probabilities([2.5] * n, 0.3)
+        assert first >= others[0] and set(others) == {others[0]} and first + sum(others) == 2**44
+
+
+@pytest.mark.parametrize(
+    "row, expected",
+    [
+        ([3.0], [2**44]),
+        ([-math.inf, 3.4e38, math.nan], [0, 2**44, 0]),
+        ([-math.inf, math.nan], [0, 0]),
+        ([0.0, math.inf, 3.4e38], [0, 2**44, 0]),
+        ([0.0, -34.0 * math.log(2)], [2**44, 0]),  # under 2**-33 of the largest weight
+        ([-100.0] * 1024 + [0.0], [0] * 1024 + [2**44]),  # a block without a share, whose own weights are all the largest
+        ([0.0] + [-math.inf] * 2047 + [-math.inf], [2**44] + [0] * 2048),
+    ],
+    ids=["one", "masked", "nothing", "infinite", "small", "small_block", "masked_blocks"],
+)
+def test_probabilities_at_their_ends(row, expected):
+    assert rule.probabilities(row, 1.0) == expected
+    assert fixed_point.probabilities(torch.tensor(row), torch.tensor(1.0)).tolist() == expected
+
+
+def test_temperatures():
+    """Above 0 they are taken into [2**-60, 2**60]; what is not is 0, NaN too."""
+    row = [0.5, 0.25, -1.0]
+    assert rule.probabilities(row, 1e-45) == rule.probabilities(row, 2.0**-60) == [2**44, 0, 0]
+    assert rule.probabilities(row, math.inf) == rule.probabilities(row, 2.0**60) == rule.probabilities([0.0] * 3, 1.0)
+    assert [rule.temperature_at([0.1, 0.0, -1.0, math.nan, 1e-45], b) for b in range(5)] == [
+        rule.float32(0.1),
+        0,
+        0,
+        0,
+        2.0**-149,
+    ]
+
+
 def test_scale_at_its_limits():
     values = [0, 1, 2**21 - 1, 2**21, 2**42, 2**44, 2**62 + 12345, 2**63 - 1]
     for u, n in itertools.product(values, repeat=2):

@@ -74,6 +74,8 @@ def test_random_batches_hold_what_they_are_for():
         lambda x: (x.cu_drafts < 0).any() and (x.cu_drafts > len(x.draft_tokens)).any(),
         lambda x: "seed" in x.options and "greedy" in x.options,
         lambda x: x.emitted == torch.int32 and x.dtype == torch.int64,
+        lambda x: x.logits and x.target_probs.shape[1] > 1024,
+        lambda x: x.logits and isinstance(x.options.get("temperature"), torch.Tensor),
     ):
         assert sum(bool(feature(batch)) for batch in batches) >= 5
 

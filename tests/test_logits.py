@@ -1,0 +1,443 @@
+"""Verification from logits: every implementation equals the rule, whose softmax is exact in sum and as near as torch's."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import spec_verify_xpu as sv
+from batches import (
+    COLD,
+    HOSTILE_LOGITS,
+    WARM,
+    Batch,
+    as_logits,
+    as_ragged,
+    hostile_logits_batch,
+    logits_batch,
+    placeholders,
+    random_batch,
+    spoil,
+    uniforms,
+)
+from spec_verify_xpu import fixed_point, rule
+
+INF, NAN = math.inf, math.nan
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Each shape is (B, K, V, why). A block is 1,024 logits.
+SHAPES = [
+    (5, 3, 1, "a vocabulary of one token"),
+    (40, 3, 2, "the smallest choice"),
+    (40, 5, 100, "inside one block"),
+    (4, 2, 1023, "one under a block"),
+    (4, 2, 1024, "one block"),
+    (4, 2, 1025, "a last block of one entry"),
+    (3, 2, 2048, "whole blocks"),
+    (3, 2, 2049, "one over whole blocks"),
+    (2, 2, 5000, "a few blocks, and most of another"),
+    (1, 1, 17000, "more blocks than a tile of 16 holds"),
+    (7, 0, 100, "no drafts"),
+    (2, 0, 1100, "no drafts, two blocks"),
+    (0, 4, 100, "no sequences"),
+    (3, 17, 20, "one draft more than the smallest tile of tokens"),
+]
+
+
+def verify(batch, impl, device, **options):
+    """By an implementation, on the CPU."""
+    batch, options = batch.to(device), {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    return [x.cpu() for x in sv.verify_logits(*batch[:5], lengths=batch.lengths, **options, impl=impl)]
+
+
+def by_rule(batch, temperature=1.0, **options):
+    return [torch.tensor(x, dtype=torch.int64) for x in rule.verify(*batch, temperature=temperature, **options)]
+
+
+def assert_equals_rule(batch, impl, device, **options):
+    for got, want in zip(verify(batch, impl, device, **options), by_rule(batch, **options)):
+        assert torch.equal(got, want), (got != want).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("B, K, V, why", SHAPES, ids=lambda x: str(x) if isinstance(x, int) else "")
+@pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
+def test_shape(B, K, V, why, one_hot, impl, device):
+    assert_equals_rule(logits_batch(B, K, V, one_hot=one_hot, seed=V), impl, device, temperature=0.8)
+
+
+@pytest.mark.parametrize("V, B", [(3, 1500), (30, 500), (1100, 4)], ids=["few", "one_block", "two_blocks"])
+def test_ten_thousand_rows(V, B, impl, device, sequences):
+    """Five rows a sequence, 10,020 in all: few tokens, one block, and draws that cross from one block to the next."""
+    B = max(1, sequences(B))
+    batch = logits_batch(B, 2, V, seed=V)
+    for temperature in (1.0, torch.tensor(WARM).repeat(B)[:B]):
+        assert_equals_rule(batch, impl, device, temperature=temperature)
+
+
+@pytest.mark.parametrize("V_draft, V", [(100, 130), (130, 100), (1, 1100), (1100, 1), (1024, 1030), (2100, 1000)])
+def test_vocabularies_differ(V_draft, V, impl, device):
+    """Narrower and wider drafts, down to one token, and by a block or more."""
+    batch = logits_batch(6, 3, V, V_draft=V_draft)
+    drafts = torch.where(torch.arange(6)[:, None] % 3 == 0, V_draft - 1, batch.draft_tokens)  # which may be past V
+    for x in (batch, batch._replace(draft_tokens=drafts)):
+        assert_equals_rule(x, impl, device)
+
+
+@pytest.mark.parametrize("tokens", [torch.int32, torch.int64])
+@pytest.mark.parametrize("uniform", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype, uniform, tokens, impl, device):
+    """48 entries keep wide loads of half-precision rows aligned; 47 do not."""
+    for V in (48, 47):
+        assert_equals_rule(logits_batch(6, 3, V, dtype=dtype, uniform=uniform, tokens=tokens, seed=V), impl, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_dtypes_of_draft_and_target_differ(dtype, impl, device):
+    batch = logits_batch(12, 3, 48)
+    assert_equals_rule(batch._replace(draft_probs=batch.draft_probs.to(dtype)), impl, device)
+    assert_equals_rule(batch._replace(target_probs=batch.target_probs.to(dtype)), impl, device)
+
+
+@pytest.mark.parametrize("temperature", [None, 0, 1, 0.7, 1e-45, 1e-30, 1e30, INF], ids=str)
+def test_temperature_that_is_a_number(temperature, impl, device):
+    batch = logits_batch(12, 3, 40)
+    batch.target_probs[0], batch.target_probs[1, :, 7:9] = 0, 9  # ties, which a temperature that is cold but not 0 shares
+    want = by_rule(batch, 1.0 if temperature is None else temperature)
+    assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), want))
+
+
+def test_temperatures_of_a_tensor(impl, device):
+    """One for each sequence, in memory that is not contiguous: what is not above 0 is without chance, NaN too."""
+    values = torch.tensor([x for x in (*WARM, *COLD) for _ in range(3)])
+    batch = logits_batch(len(values), 3, 40)
+    batch.target_probs[::3] = 0
+    assert_equals_rule(batch, impl, device, temperature=torch.stack([values, -values], 1)[:, 0])
+    greedy = torch.arange(len(values)) % 2 == 0
+    assert_equals_rule(batch, impl, device, temperature=values, greedy=greedy)
+    cold, expected = torch.tensor(COLD).repeat(9)[: len(values)], map(torch.tensor, rule.verify_greedy(*batch[0:3:2]))
+    assert all(map(torch.equal, verify(batch, impl, device, temperature=cold), expected))
+
+
+def test_temperature_of_0_is_verify_greedy(impl, device):
+    batch = hostile_logits_batch(40, 3, 60, seed=3).to(device)
+    expected = sv.verify_greedy(batch.draft_tokens, batch.target_probs, lengths=batch.lengths, impl=impl)
+    for temperature in (0, 0.0, torch.zeros(40, device=device)):
+        assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), (x.cpu() for x in expected)))
+
+
+@pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
+@pytest.mark.parametrize("V, B", [(1, 30), (7, 300), (40, 100), (1100, 6)], ids=lambda x: str(x))
+def test_hostile_content(V, B, one_hot, impl, device, sequences):
+    batch = hostile_logits_batch(max(1, sequences(B)), 4, V, seed=V, one_hot=one_hot)
+    temperatures = torch.tensor((WARM + COLD) * 20)[: len(batch.draft_tokens)]
+    for temperature in (1.0, temperatures):
+        assert_equals_rule(batch, impl, device, temperature=temperature)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_every_half(dtype, impl, device, sequences):
+    """All 2**16 values, 256 a row, infinities and NaN among them. Tests and draws see each in some row."""
+    rows = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).view(64, 4, 256)[:: 64 // sequences(64)]
+    B, g = len(rows), torch.Generator().manual_seed(0)
+    tokens, accept, sample = torch.randint(256, (B, 3), generator=g), *(uniforms((B, n), torch.int64, g) for n in (3, 4))
+    batch = Batch(tokens, rows[:, 1:].flip(-1), rows, accept, sample)
+    for temperature in (1.0, 1e-3, 1e4):
+        assert_equals_rule(batch, impl, device, temperature=temperature)
+
+
+def rows_of_interest(V):
+    """Rows whose blocks and entries are at one end or another. [n, V]"""
+    g = torch.Generator().manual_seed(V)
+    random_row = 3 * torch.randn(V, generator=g)
+    rows = {
+        "equal": torch.zeros(V),
+        "equal and large": torch.full((V,), 3.4e38),
+        "equal and small": torch.full((V,), -3.4e38),
+        "infinite": torch.full((V,), INF),
+        "masked": torch.full((V,), -INF),
+        "not numbers": torch.full((V,), NAN),
+        "one-hot": torch.full((V,), -INF).index_fill_(0, torch.tensor(V // 2), -7.0),
+        "one infinity": random_row.clone().index_fill_(0, torch.tensor(V - 1), INF),
+        "two infinities": random_row.clone().index_fill_(0, torch.tensor([0, V - 1]), INF),
+        "peaked": random_row.clone().index_fill_(0, torch.tensor(V // 3), 60.0),
+        "two ends": torch.tensor([3.4e38, -3.4e38]).repeat(V)[:V],
+        "falling": -torch.arange(V) / 20,
+        "rising by single steps": 1 + torch.arange(V) * 2.0**-23,
+        "random": random_row,
+    }
+    for block in range(0, V, 1024):
+        masked = random_row.clone()
+        masked[block : block + 1024] = -INF
+        low = random_row.clone()
+        low[block : block + 1024] -= 40
+        rows.update({f"block at {block} masked": masked, f"block at {block} low": low})
+    return rows
+
+
+@pytest.mark.parametrize("V", [2, 40, 1500, 2049])
+def test_rows_of_interest(V, impl, device):
+    """Pairs of them as draft and target, and each as bonus row, with drafts at both ends and in the middle."""
+    rows = [*rows_of_interest(V).values()]
+    pairs = zip(rows, rows[3:] + rows[:3]) if V > 100 else itertools.product(rows[::2], rows)
+    draft, target = (torch.stack(x)[:, None] for x in zip(*pairs))
+    B, g = len(draft), torch.Generator().manual_seed(V)
+    tokens = torch.tensor([0, V // 2, V - 1])[torch.randint(3, (B, 1), generator=g)]
+    accept, sample = (uniforms((B, n), torch.int64, g) for n in (1, 2))
+    assert_equals_rule(Batch(tokens, draft, torch.cat([target, draft], 1), accept, sample), impl, device)
+
+
+@pytest.mark.parametrize("V", [3, 40, 1030], ids=["few", "one_block", "two_blocks"])
+def test_every_entry_of_a_row(V, impl, device):
+    """All 44 bits of each: draws at both ends of its interval, and a certain draft at both sides of its probability."""
+    row = 4 * torch.randn(V, generator=torch.Generator().manual_seed(V))
+    row[1::7] = -INF
+    P = torch.tensor(rule.probabilities(row.tolist(), 1.0))
+    ids = torch.arange(V)[P > 0]
+    if impl == "triton":  # whose interpreter is slow
+        ids = ids[:: 1 + len(ids) // 40]
+    ends = P.cumsum(0)[ids]
+    first, last = ends - P[ids] << 19, (ends << 19) - 1
+    rows = row.to(device).expand(len(ids), V)
+    for uniform in (first, last):
+        assert torch.equal(sv.sample_logits(rows, uniform.to(device), impl=impl).cpu(), ids)
+
+    def accepted(steps):  # a step is the smallest difference of uniforms that a certain draft can see
+        steps = steps.clamp(max=rule.ONE - 1)[:, None].to(device) << 19
+        target = rows[:, None].expand(-1, 2, -1)
+        return sv.verify_logits(ids[:, None].to(device), None, target, steps, steps.expand(-1, 2), impl=impl).accepted.cpu()
+
+    assert accepted(P[ids] - 1).all() and not accepted(P[ids])[P[ids] < rule.ONE].any()
+
+
+@pytest.mark.parametrize("V", [5, 1500], ids=["one_block", "two_blocks"])
+def test_residual_without_mass(V, impl, device):
+    """Equal rows refuse a draft that is masked in both. Nothing is left then, and the target's row is drawn from."""
+    batch = logits_batch(6, 2, V)
+    batch.draft_probs[..., V // 2] = -INF
+    batch.target_probs[:, :2], batch.target_probs[..., V // 2] = batch.draft_probs, -INF
+    batch = batch._replace(draft_tokens=torch.full((6, 2), V // 2))
+    assert_equals_rule(batch, impl, device)
+    accepted, next_token = verify(batch, impl, device)
+    assert (accepted == 0).all() and (next_token != V // 2).all()
+
+
+def test_equal_rows_refuse_nothing(impl, device):
+    batch = logits_batch(40, 4, 30, uniform=torch.float32)
+    batch.target_probs[:, :4] = batch.draft_probs
+    batch = batch._replace(uniform_accept=torch.full((40, 4), 1 - 2.0**-24))
+    for temperature in (1.0, 0.3, 9.0):
+        assert (verify(batch, impl, device, temperature=temperature)[0] == 4).all()
+
+
+def test_what_is_masked_never_comes(impl, device, sequences):
+    """-inf and NaN have probability 0 exactly: neither accepted nor drawn, with the uniforms at their ends too."""
+    batch = logits_batch(sequences(300), 3, 30)
+    g = torch.Generator().manual_seed(0)
+    spoil(batch.target_probs, 0.5, g, [-INF, NAN])
+    batch.target_probs[..., 3] = 0
+    for x in batch[3:5]:
+        spoil(x, 0.3, g, [0, 2**63 - 1])
+    accepted, next_token = verify(batch, impl, device)
+    emitted = sv.emit(batch.draft_tokens, accepted, next_token)
+    rows = batch.target_probs.gather(-1, emitted.clamp(min=0)[..., None])[..., 0]
+    assert rows[emitted >= 0].isfinite().all()
+
+
+def test_lengths_and_options(impl, device):
+    """Lengths, greedy, seeds, dtype, out and emitted in a frame, all at once."""
+    batch = hostile_logits_batch(12, 4, 60, seed=5)
+    temperature, greedy = torch.tensor([*WARM, 0.0]), torch.arange(12) % 3 == 0
+    seed, offset = torch.arange(12) - 4, torch.arange(12) ** 9
+    accepted, next_token = rule.verify(*batch[:3], None, None, batch.lengths, greedy, seed, offset, temperature)
+    out = torch.empty(12, dtype=torch.int32, device=device), torch.empty(12, dtype=torch.int64, device=device)
+    framed = torch.full((12, 7), 77, dtype=torch.int32, device=device)
+    options = {"lengths": batch.lengths, "greedy": greedy, "seed": seed, "offset": offset, "temperature": temperature}
+    result = sv.verify_logits(
+        *batch.to(device)[:3], **{n: x.to(device) for n, x in options.items()}, out=out, emitted=framed[:, 1:-1], impl=impl
+    )
+    assert result.accepted is out[0] and [x.tolist() for x in out] == [accepted, next_token]
+    lengths = batch.lengths.clamp(0, 4).tolist()
+    rows = [
+        rule.emit_sequence(x.tolist()[:n], a, t) + [-1] * (4 - n)
+        for x, n, a, t in zip(batch.draft_tokens, lengths, accepted, next_token)
+    ]
+    assert (framed[:, [0, -1]] == 77).all() and torch.equal(framed[:, 1:-1].long().cpu(), torch.tensor(rows).int().long())
+
+
+def test_ragged_equals_dense_and_the_rule(impl, device):
+    """The same sequences one behind the other, with seeds and with uniforms; and offsets that make no sense."""
+    batch = logits_batch(9, 4, 50)._replace(lengths=torch.tensor([4, 0, 2, 4, 3, 1, 0, 4, 2]))
+    temperature = torch.tensor([1.0, 0.5, 0, 2, 1e-45, 1, 9, NAN, 1])
+    ragged = as_ragged(batch, options={"temperature": temperature}, emitted=torch.int64, logits=True)
+    seeded = ragged._replace(uniform_accept=None, uniform_sample=None, options={**ragged.options, "seed": 3, "offset": 5})
+    dense = verify(batch, impl, device, temperature=temperature)
+    lost = [ragged._replace(cu_drafts=torch.tensor(x)) for x in ([9, 0, 99, -5, 3, 7, 2, 20, 1, 0], [20] * 10, [-1] * 10)]
+    for x in (ragged, seeded, ragged._replace(draft_probs=None), ragged._replace(options={}), *lost):
+        assert all(map(torch.equal, (y.cpu() for y in x.to(device).verify(impl)), x.by_rule()))
+    assert all(map(torch.equal, (y.cpu() for y in ragged.to(device).verify(impl)), dense))
+    none = logits_batch(0, 4, 50)
+    assert all(map(torch.equal, as_ragged(none, logits=True).to(device).verify(impl), as_ragged(none, logits=True).by_rule()))
+
+
+def test_strided_inputs(impl, device):
+    """Rows apart and not aligned, axes exchanged, and one row for all."""
+    batch = logits_batch(6, 3, 64)
+    wide = torch.full((6, 4, 100), NAN)
+    wide[..., 5:69] = batch.target_probs
+    apart = batch.draft_probs.transpose(0, 1).contiguous().transpose(0, 1)
+    expected = verify(batch, impl, device)
+    assert all(map(torch.equal, verify(batch, impl, device), by_rule(batch)))
+    views = batch.to(device)._replace(draft_probs=apart.to(device), target_probs=wide.to(device)[..., 5:69])
+    assert all(map(torch.equal, verify(views, impl, device), expected))
+    one = batch.target_probs[:1, :1]
+    assert_equals_rule(batch._replace(target_probs=one.repeat(6, 4, 1)), impl, device)
+    expanded = batch.to(device)._replace(target_probs=one.to(device).expand(6, 4, 64))
+    assert all(map(torch.equal, verify(expanded, impl, device), by_rule(batch._replace(target_probs=one.repeat(6, 4, 1)))))
+
+
+@pytest.mark.parametrize("leading", [(), (7,), (3, 4), (2, 1, 3), (0,), (0, 3)], ids=str)
+def test_sample_logits(leading, impl, device):
+    """Any leading shape, with uniforms, seeds, temperatures and a tensor to write."""
+    g = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(*leading, 50, generator=g)
+    temperature = torch.tensor(WARM + COLD)[torch.randint(17, leading, generator=g)]
+    rows, R = logits.view(-1, 50), torch.Size(leading).numel()
+    uniform = uniforms(leading, torch.int64, g)
+    on_device = logits.to(device), uniform.to(device)
+    out = torch.empty(leading, dtype=torch.int32, device=device)
+    assert sv.sample_logits(*on_device, temperature=temperature.to(device), out=out, impl=impl) is out
+    assert out.flatten().tolist() == rule.sample(rows, uniform.flatten(), temperature=temperature.flatten())
+    seeded = sv.sample_logits(on_device[0], seed=9, offset=uniform.to(device), temperature=0.6, dtype=torch.int32, impl=impl)
+    assert seeded.dtype == torch.int32 and seeded.shape == leading
+    assert seeded.flatten().tolist() == rule.sample(rows, None, 9, uniform.flatten(), temperature=0.6)
+    greedy = sv.sample_logits(*on_device, temperature=0, impl=impl)
+    assert torch.equal(greedy.cpu(), logits.argmax(-1)) or R == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sample_logits_of_hostile_rows(dtype, impl, device, sequences):
+    g = torch.Generator().manual_seed(1)
+    for V, R in ((40, sequences(200)), (1030, 5)):  # one block, and two
+        rows = torch.randn(R, V, generator=g).to(dtype)
+        spoil(rows, 0.1, g, HOSTILE_LOGITS)
+        uniform = uniforms((R,), torch.int64, g)
+        got = sv.sample_logits(rows.to(device), uniform.to(device), temperature=1.3, impl=impl)
+        assert got.tolist() == rule.sample(rows, uniform, temperature=rule.float32(1.3))
+
+
+def test_what_the_drafter_drew_has_probability(impl, device, sequences):
+    """A draft that sample_logits drew is never refused by the row that it came from, nor by one that has more of it."""
+    logits = 2 * torch.randn(sequences(200), 1, 40, generator=torch.Generator().manual_seed(0)).to(device)
+    seed = torch.arange(len(logits), device=device)
+    drafts = sv.sample_logits(logits, temperature=0.7, seed=seed[:, None], impl=impl)
+    target = torch.cat([logits, logits], 1)
+    assert (sv.verify_logits(drafts, logits, target, temperature=0.7, seed=seed, impl=impl).accepted == 1).all()
+
+
+def test_the_same_alone_and_in_a_batch(impl, device):
+    """With seeds a sequence gets the same tokens wherever it stands."""
+    batch = logits_batch(6, 3, 1100).to(device)
+    seed, temperature = torch.arange(6, device=device), torch.tensor(WARM[:6], device=device)
+
+    def tokens(index):
+        chosen = [x[index] for x in batch[:3]]
+        return torch.stack(sv.verify_logits(*chosen, seed=seed[index], temperature=temperature[index], impl=impl))
+
+    whole = tokens(torch.arange(6, device=device))
+    assert torch.equal(whole[:, [4, 0, 5]], tokens(torch.tensor([4, 0, 5], device=device)))
+    for b in range(6):
+        assert torch.equal(whole[:, b : b + 1], tokens(torch.tensor([b], device=device)))
+
+
+def test_flushed_denormals_change_nothing(impl, device):
+    """Of logits and of temperatures: 1e-45 is above 0, and ties share."""
+    batch = hostile_logits_batch(24, 3, 40, seed=1)
+    batch.target_probs[:, :, 5:] = 1e-45
+    temperature = torch.tensor([1e-45, 1.0, 0.0, 2e-45] * 6)
+    expected = by_rule(batch, temperature)
+    assert torch.set_flush_denormal(True)
+    try:
+        found = verify(batch, impl, device, temperature=temperature)
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(map(torch.equal, found, expected))
+
+
+# The softmax itself
+
+
+def test_probabilities_equal_the_rule(device):
+    """fixed_point's, and its single entries: random rows at many temperatures, rows of interest, hostile ones."""
+    g = torch.Generator().manual_seed(0)
+    for V in (1, 2, 40, 1023, 1024, 1025, 2049, 3500):
+        rows = [*rows_of_interest(V).values()] if V > 1 else [torch.zeros(1), torch.full((1,), -INF)]
+        for share in (0.02, 0.5, 1):
+            rows.append(torch.randn(V, generator=g))
+            spoil(rows[-1], share, g, HOSTILE_LOGITS)
+        rows = torch.stack(rows)
+        temperature = torch.tensor(WARM)[torch.randint(len(WARM), (len(rows),), generator=g)]
+        P = fixed_point.probabilities(rows.to(device), temperature.to(device))
+        expected = [rule.probabilities(row, T) for row, T in zip(rows.tolist(), temperature.tolist())]
+        assert P.tolist() == expected
+        ids = torch.randint(V, (5, len(rows)), generator=g)
+        entries = fixed_point.probability(rows.to(device).expand(5, -1, -1), temperature.to(device), ids.to(device))
+        assert torch.equal(entries.cpu(), P.cpu().expand(5, -1, -1).gather(-1, ids[..., None])[..., 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_with_mass_sums_to_one(dtype, device):
+    """2**44 exactly, at every scale and temperature, and nothing for what is masked."""
+    g = torch.Generator().manual_seed(0)
+    for V, scale in itertools.product((1, 3, 1000, 1025, 32000), (0, 1e-3, 1, 30, 1e4)):
+        rows = (scale * torch.randn(40, V, generator=g)).to(dtype)
+        spoil(rows[::2], 0.1, g, HOSTILE_LOGITS)
+        masked = rows.isnan() | (rows == -INF)
+        P = fixed_point.probabilities(rows.to(device), torch.tensor((WARM * 4)[:40], device=device)).cpu()
+        assert torch.equal(P.sum(-1), torch.where(masked.all(-1), 0, rule.ONE))
+        assert (P >= 0).all() and (P[masked] == 0).all()
+
+
+def test_bit_length(device):
+    """Around every power of two, where float32 rounds up."""
+    powers = [2**k + d for k in range(63) for d in (-1, 0, 1)] + [2**63 - 1, 2**62 + 2**61, 2**62 + 2**61 - 1]
+    x = [*range(100), *powers]
+    assert fixed_point.bit_length(torch.tensor(x, device=device)).tolist() == [y.bit_length() for y in x]
+
+
+@pytest.mark.parametrize("V, R", [(10, 2000), (1000, 200), (32000, 20), (151936, 6)], ids=lambda x: str(x))
+@pytest.mark.parametrize("scale, temperature", [(0, 1), (1, 1), (3, 0.7), (10, 1), (10, 3), (0.1, 0.05)])
+def test_as_near_to_the_true_softmax_as_torch(V, R, scale, temperature, device):
+    """Mean total variation from a softmax in double precision: at most half as much again as torch's in single."""
+    if device.type != "cpu":
+        pytest.skip("double precision, on the CPU")
+    rows = scale * torch.randn(R, V, generator=torch.Generator().manual_seed(V))
+    T = torch.tensor(temperature, dtype=torch.float32)
+    exact = torch.softmax(rows.double() / T.double(), -1)
+
+    def distance(x):
+        return (x.double() - exact).abs().sum(-1).mean() / 2
+
+    ours = distance(fixed_point.probabilities(rows, T).double() / rule.ONE)
+    assert ours <= 1.5 * distance(torch.softmax(rows / T, -1)), (ours, distance(torch.softmax(rows / T, -1)))
+
+
+def test_placeholders(impl, device):
+    """Ids that are no token end the draft: the target's row is drawn from, nothing subtracted."""
+    for tokens in (torch.int64, torch.int32):
+        ids = placeholders(30, tokens)
+        batch = logits_batch(len(ids), 2, 30, tokens=tokens)
+        batch.draft_tokens[:, 1] = torch.tensor(ids).to(tokens)
+        assert_equals_rule(batch, impl, device)
+
+
+def test_logits_that_require_grad_are_data(impl, device):
+    batch = random_batch(3, 2, 20).to(device)
+    draft, target = (as_logits(x).requires_grad_() for x in batch[1:3])
+    temperature = torch.ones(3, device=device, requires_grad=True)
+    result = sv.verify_logits(batch.draft_tokens, draft, target, *batch[3:5], temperature=temperature, impl=impl)
+    assert not any(x.requires_grad for x in result)
+    with torch.inference_mode():
+        again = sv.verify_logits(batch.draft_tokens, draft, target, *batch[3:5], temperature=temperature, impl=impl)
+    assert all(map(torch.equal, result, again))
