@@ -120,7 +120,7 @@ def only(x, requests):
 
 
 @pytest.mark.parametrize("has_logits", [True, False])
-def test_seeds(has_logits):
+def test_a_request_keeps_its_tokens(has_logits):
     """A request gets the same tokens alone and among others, in another order; with or without drafts."""
     rejection_sample = vllm_v2.in_place_of(vllm_draws)
     x = step(RAGGED, temperature=(0.0, 0.7, 1.3), has_logits=has_logits)
