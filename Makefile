@@ -34,7 +34,7 @@ test-intel: .venv-intel/installed
 # vLLM on the CPU, in a process of its own, since it does not start where Numba has been imported; then transformers, in the
 # version that goes with this vLLM and in its newest. Models this small gain nothing from a second thread.
 test-engines: .venv-engines/installed
-	OMP_NUM_THREADS=1 .venv-engines/bin/pytest tests/engines/test_vllm.py
+	OMP_NUM_THREADS=1 .venv-engines/bin/pytest tests/engines/test_vllm.py tests/engines/test_vllm_v2.py
 	OMP_NUM_THREADS=1 .venv-engines/bin/pytest -m "not law" tests/engines/test_llm.py tests/engines/test_transformers.py
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv-engines/newest .venv-engines/bin/pytest -n 2 tests/engines/test_transformers.py
 

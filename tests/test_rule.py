@@ -177,7 +177,8 @@ def test_temperatures():
 
 
 def test_scale_at_its_limits():
-    values = [0, 1, 2**21 - 1, 2**21, 2**42, 2**44, 2**62 + 12345, 2**63 - 1]
+    halves = [2**n + x for n in (31, 32) for x in (-1, 0, 1)]
+    values = [0, 1, 2**21 - 1, 2**21, *halves, 2**42, 2**44, 2**62 + 12345, 2**63 - 2**32, 2**63 - 1]
     for u, n in itertools.product(values, repeat=2):
         assert fixed_point.scale(torch.tensor(u), torch.tensor(n)).item() == u * n // 2**63
 

@@ -92,15 +92,15 @@ def verify(
     if T == 0:
         return bonus_token_ids.int()
 
-    ends, starts = cu_num_draft_tokens.long(), [0, *accumulate(num_draft_tokens)]
+    starts = [0, *accumulate(num_draft_tokens)]
     greedy = None if sampling_metadata.all_random else sampling_metadata.temperature == 0  # [B]
-    rows = target_logits.new_empty(T + B, V, dtype=torch.float32)
+    rows, bonus = target_logits.new_empty(T + B, V, dtype=torch.float32), bonus_token_ids[:, 0]
     if device.type == "cpu":
-        write_rows_by_request(rows, target_logits, starts, greedy)
+        cu_drafts = torch.tensor(starts)
+        write_rows_by_request(rows, target_logits, starts, greedy, bonus)
     else:
-        write_rows(rows, target_logits, ends, greedy)
-    bonus = ends + torch.arange(B, device=device)  # the row after a request's drafts, which is sure of the bonus token
-    rows.index_fill_(0, bonus, 0)[bonus, bonus_token_ids[:, 0]] = 1
+        cu_drafts = torch.nn.functional.pad(cu_num_draft_tokens.long(), (1, 0))
+        write_rows(rows, target_logits, cu_drafts, greedy, bonus)
 
     accept, sample = (torch.empty(n, dtype=torch.int64, device=device).random_() for n in (T, T + B))  # 63 bits each
     for b, generator in sampling_metadata.generators.items():  # as many draws as drafts: none leaves the generator as it is
@@ -113,7 +113,7 @@ def verify(
         draft_token_ids,
         draft_probs,
         rows,
-        torch.nn.functional.pad(ends, (1, 0)),
+        cu_drafts,
         max_spec_len,
         accept,
         sample,
@@ -123,12 +123,13 @@ def verify(
     return emitted
 
 
-def write_rows(rows, target_logits, ends, greedy):
-    """Write the target's distribution for each of T drafts into its own of rows [T + B, V], without waiting for the device.
+def write_rows(rows, target_logits, cu_drafts, greedy, bonus):
+    """Write what the requests' tokens are verified against into rows [T + B, V], without waiting for the device.
 
-    ends [B] are the running sums of how many drafts a request has. A greedy one, by a mask [B] or None, is sure of its largest
-    logit.
+    A draft's row is the softmax of its logits [T, V]; that of a greedy request, by a mask [B] or None, is sure of the largest.
+    The row after a request's drafts is sure of its bonus token [B].
     """
+    ends = cu_drafts[1:]
     draft = torch.arange(len(target_logits), device=rows.device)
     request = torch.searchsorted(ends, draft, right=True)  # [T], whose draft it is
     probs = target_logits.softmax(-1, dtype=torch.float32)
@@ -137,9 +138,11 @@ def write_rows(rows, target_logits, ends, greedy):
         sure = torch.where(greedy[request], 1, probs[best])
         probs.masked_fill_(greedy[request][:, None], 0)[best] = sure
     rows.index_copy_(0, draft + request, probs)
+    last = ends + torch.arange(len(ends), device=rows.device)
+    rows.index_fill_(0, last, 0)[last, bonus] = 1
 
 
-def write_rows_by_request(rows, target_logits, starts, greedy):
+def write_rows_by_request(rows, target_logits, starts, greedy, bonus):
     """The same on the CPU, where nothing has to be waited for, nor copied. starts are B + 1 ints."""
     for b, (start, end) in enumerate(zip(starts, starts[1:])):
         logits, own = target_logits[start:end], rows[start + b : end + b]
@@ -147,6 +150,7 @@ def write_rows_by_request(rows, target_logits, starts, greedy):
             own.zero_().scatter_(1, logits.argmax(-1, keepdim=True), 1)
         else:
             torch.softmax(logits, -1, dtype=torch.float32, out=own)
+        rows[end + b].zero_()[bonus[b]] = 1
 
 
 def repair_at_first_step(sampler):

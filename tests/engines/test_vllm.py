@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -250,6 +251,19 @@ def test_function_equals_the_rule(has_probs, temperature, placeholders):
         tokens = plugin.verify(ids, *rest)
         assert tokens.dtype == torch.int32
         assert tokens.tolist() == by_rule(*again)
+
+
+@pytest.mark.parametrize("greedy", [None, [True, False, True, False, True, True, False]])
+def test_rows_are_the_same_on_the_cpu(greedy):
+    """Where they are written request after request, and elsewhere in one go: requests of RAGGED, with poisoned memory."""
+    *_, logits, bonus, _ = step(RAGGED, 11, [1.0] * 7, False, {})
+    greedy = None if greedy is None else torch.tensor(greedy)
+    starts = [0, *accumulate(RAGGED)]
+    rows = [torch.full((22, 11), torch.nan) for _ in range(2)]
+    plugin.write_rows(rows[0], logits, torch.tensor(starts), greedy, bonus[:, 0])
+    plugin.write_rows_by_request(rows[1], logits, starts, greedy, bonus[:, 0])
+    assert torch.equal(*rows)
+    assert rows[0][3].tolist() == [float(j == bonus[0]) for j in range(11)]
 
 
 def test_a_step_without_drafts():

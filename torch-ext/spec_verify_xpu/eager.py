@@ -3,7 +3,7 @@
 import torch
 
 from .fixed_point import bits, fixed, order, probabilities, probability, scale, scaled_
-from .rule import ACCEPT, ONE, random_bits
+from .rule import ACCEPT, random_bits
 
 CHUNK = 512  # entries of a row that are summed before they are searched
 
@@ -66,8 +66,10 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
         position = torch.arange(tokens.shape[1], device=tokens.device)
         accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
     p = entries_of(call, target_probs, rows, ids if V_draft <= V else ids.clamp(max=V - 1))
-    q = ONE if draft_probs is None else entries_of(call, draft_probs, drafts, ids)
-    is_accepted = is_draft & (scale(accept, q) < p)
+    if draft_probs is None:
+        is_accepted = is_draft & (accept >> 19 < p)  # scale(accept, ONE), in one operation
+    else:
+        is_accepted = is_draft & (scale(accept, entries_of(call, draft_probs, drafts, ids)) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
     end = is_accepted.long().cumprod(1).sum(1, keepdim=True)  # [B, 1]
@@ -75,16 +77,19 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     # The weight max(0, p - q) is p - min(p, q), in sums as in entries, and in scaled rows too, since fixed() is monotone.
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
     p_row = row_of(call, target_probs, sequence, first_row + end)  # [B, V]
-    if draft_probs is None or tokens.shape[1] == 0:
-        token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end)
-        q_row = torch.zeros_like(p_row).scatter_(1, token.clamp(0, V - 1), ONE)
+    entries = p_row.new_empty((len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)
+    target_sums = chunk_sums(p_row, entries)  # [B, chunks]
+    is_certain = draft_probs is None or tokens.shape[1] == 0
+    if is_certain:  # then min(p, q) is p at the draft, and 0 elsewhere
+        token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end).clamp_(0, V - 1)
+        mass = p_row.gather(1, token).long()
+        overlap_sums = torch.zeros_like(target_sums).scatter_(1, token // CHUNK, mass)
     else:
         q_row = row_of(call, draft_probs, sequence, within(start + end, draft_probs))[:, :V]
         if V_draft < V:
             q_row = torch.nn.functional.pad(q_row, (0, V - V_draft))
-    overlap = torch.minimum(q_row, p_row, out=q_row)  # [B, V]
-    entries = p_row.new_empty((len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)
-    target_sums, overlap_sums = chunk_sums(p_row, entries), chunk_sums(overlap, entries)  # [B, chunks]
+        overlap = torch.minimum(q_row, p_row, out=q_row)  # [B, V]
+        overlap_sums = chunk_sums(overlap, entries)
     # Nothing is subtracted where a placeholder or no draft ended the row, nor where that would leave nothing.
     subtract = (rejected & ((target_sums - overlap_sums).sum(1, keepdim=True) > 0)).long()  # [B, 1]
     sums = target_sums - overlap_sums * subtract
@@ -97,8 +102,9 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
 
     chunk, before = first_above(sums, threshold, 0)
     at = chunk * CHUNK + torch.arange(CHUNK, device=chunk.device)  # [B, CHUNK]
-    p_row, overlap = (row.gather(1, at.clamp(max=V - 1)).long() for row in (p_row, overlap))
-    weights = (p_row - overlap * subtract) * (at < V)
+    within_row = at.clamp(max=V - 1)
+    overlap = (at == token) * mass if is_certain else overlap.gather(1, within_row).long()
+    weights = (p_row.gather(1, within_row).long() - overlap * subtract) * (at < V)
     entry, _ = first_above(weights, threshold, before)
     return end[:, 0], torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
 

@@ -6,7 +6,7 @@ import torch
 
 from .rule import ALMOST_HALF, BLOCK, COEFFICIENTS, LOG2E, LOW_32, LOW_63, ONE, SMALLEST_POWER, UNIFORM_RANGE
 
-LOW_31 = 2**31 - 1
+LOW_31, LOW_33 = 2**31 - 1, 2**33 - 1
 WHOLE = 1.5 * 2**23 + 22  # a float32 less than 2**22 from it is an integer, which its low bits hold
 FIELDS = {  # a float's fields as an integer: those of infinity, and the integer's dtype
     torch.float16: (0x7C00, torch.int16),
@@ -43,12 +43,10 @@ def bits(u):
 
 
 def scale(u, n):
-    """floor(u * n / 2**63) for u and n in [0, 2**63), by halves of 32 bits. Only the product of the low ones may wrap."""
-    u1, u0, n1, n0 = u >> 32, u & LOW_32, n >> 32, n & LOW_32
-    a, b = u1 * n0, u0 * n1  # of weight 2**32, so 2**31 of them are one of the result
-    low = (u0 * n0 >> 32) & LOW_32
-    carry = (a & LOW_31) + (b & LOW_31) + low >> 31
-    return (u1 * n1 << 1) + (a >> 31) + (b >> 31) + carry
+    """floor(u * n / 2**63) for u and n in [0, 2**63), by halves of 32 and 31 bits."""
+    u1, u0, n1, n0 = u >> 32, u & LOW_32, n >> 31, n & LOW_31
+    middle = u0 * n1 + (u0 * n0 >> 31)  # 2**32 of it are one of the result, as 2**31 of u1 * n0; both below 2**64, unsigned
+    return u1 * n1 + (u1 * n0 + (middle >> 1 & LOW_63) >> 31 & LOW_33)
 
 
 def order(x):
