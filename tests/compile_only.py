@@ -100,6 +100,7 @@ def serve_logits(batch):
         draft, target = draft.to(dtype), target.to(dtype)
         sv.verify_logits(tokens, draft, target, *batch[3:5], temperature=temperature, impl="triton")
         sv.verify_logits(tokens, None, target, seed=1, greedy=torch.tensor([True, False]), impl="triton")
+        sv.verify_logits(tokens, draft.bfloat16(), target.float(), seed=1, impl="triton")  # each its own dtype
     ragged = tokens.flatten(), draft.flatten(0, 1), target.flatten(0, 1), ends, 3
     sv.verify_logits_varlen(*ragged, seed=1, emitted=torch.empty(2, 4, dtype=torch.int32), impl="triton")
     sv.sample_logits(target, seed=1, temperature=0.5, impl="triton")

@@ -193,17 +193,15 @@ def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperat
         release()
     if i <= K:
         if i <= length:
-            target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
-            row = target_probs + i.to(tl.int64) * stride_target_k
+            row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
             words = words_of(scratch, start + b + i, blocks)
-            summarize(row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+            summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
     elif draft_probs is not None:
         i -= K + 1
         if i < length:
-            draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
-            row = draft_probs + i.to(tl.int64) * stride_draft_k
+            row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
             words = words_of(scratch, target_rows + start + i, blocks)
-            summarize(row, words, first, count, blocks, V_draft, heat, is_greedy, ALIGNED, LIMBS)
+            summarize(draft_probs + row, words, first, count, blocks, V_draft, heat, is_greedy, ALIGNED, LIMBS)
 
 
 @triton.jit
@@ -243,20 +241,18 @@ def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gree
     if release is not None:
         release()
     if is_target:
-        target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
-        row = target_probs + i.to(tl.int64) * stride_target_k
+        row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
         words = words_of(scratch, start + b + i, blocks)
         is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(row, words, token, is_known, blocks, V, heat, is_greedy, chances + b, i <= length, ALIGNED, LIMBS,
-                       CAPACITY, wait)
+        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + b, i <= length,
+                       ALIGNED, LIMBS, CAPACITY, wait)
     elif draft_probs is not None:
-        draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
-        row = draft_probs + i.to(tl.int64) * stride_draft_k
+        row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
         words = words_of(scratch, target_rows + start + i, blocks)
         is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
         exists = (i < length) & (is_greedy == 0)
-        share_and_pick(row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + target_rows, exists, ALIGNED,
-                       LIMBS, CAPACITY, wait)
+        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + target_rows,
+                       exists, ALIGNED, LIMBS, CAPACITY, wait)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
