@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 
 import pytest
 import torch
@@ -45,6 +46,13 @@ SHAPES = [
 ]
 
 
+@pytest.fixture
+def sequences(impl):
+    """How many sequences to verify where n would do: few under Triton's interpreter, which takes 50 ms for each row."""
+    interpreted = impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    return lambda n: min(n, max(2, n // 50)) if interpreted else n
+
+
 def verify(batch, impl, device, **options):
     """By an implementation, on the CPU."""
     batch, options = batch.to(device), {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
@@ -62,75 +70,74 @@ def assert_equals_rule(batch, impl, device, **options):
 
 @pytest.mark.parametrize("B, K, V, why", SHAPES, ids=lambda x: str(x) if isinstance(x, int) else "")
 @pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
-def test_shape(B, K, V, why, one_hot, impl, device):
-    assert_equals_rule(logits_batch(B, K, V, one_hot=one_hot, seed=V), impl, device, temperature=0.8)
+def test_shape(B, K, V, why, one_hot, impl, device, sequences):
+    assert_equals_rule(logits_batch(sequences(B), K, V, one_hot=one_hot, seed=V), impl, device, temperature=0.8)
 
 
 @pytest.mark.parametrize("V, B", [(3, 1500), (30, 500), (1100, 4)], ids=["few", "one_block", "two_blocks"])
 def test_ten_thousand_rows(V, B, impl, device, sequences):
     """Five rows a sequence, 10,020 in all: few tokens, one block, and draws that cross from one block to the next."""
-    B = max(1, sequences(B))
+    B = sequences(B)
     batch = logits_batch(B, 2, V, seed=V)
     for temperature in (1.0, torch.tensor(WARM).repeat(B)[:B]):
         assert_equals_rule(batch, impl, device, temperature=temperature)
 
 
 @pytest.mark.parametrize("V_draft, V", [(100, 130), (130, 100), (1, 1100), (1100, 1), (1024, 1030), (2100, 1000)])
-def test_vocabularies_differ(V_draft, V, impl, device):
+def test_vocabularies_differ(V_draft, V, impl, device, sequences):
     """Narrower and wider drafts, down to one token, and by a block or more."""
-    batch = logits_batch(6, 3, V, V_draft=V_draft)
-    drafts = torch.where(torch.arange(6)[:, None] % 3 == 0, V_draft - 1, batch.draft_tokens)  # which may be past V
-    for x in (batch, batch._replace(draft_tokens=drafts)):
-        assert_equals_rule(x, impl, device)
+    batch = logits_batch(sequences(12), 2, V, V_draft=V_draft)
+    batch.draft_tokens[::2, 1] = V_draft - 1  # which may be past V
+    assert_equals_rule(batch, impl, device)
 
 
 @pytest.mark.parametrize("tokens", [torch.int32, torch.int64])
 @pytest.mark.parametrize("uniform", [torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype, uniform, tokens, impl, device):
+def test_dtypes(dtype, uniform, tokens, impl, device, sequences):
     """48 entries keep wide loads of half-precision rows aligned; 47 do not."""
     for V in (48, 47):
-        assert_equals_rule(logits_batch(6, 3, V, dtype=dtype, uniform=uniform, tokens=tokens, seed=V), impl, device)
+        assert_equals_rule(logits_batch(sequences(12), 1, V, dtype=dtype, uniform=uniform, tokens=tokens, seed=V), impl, device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_dtypes_of_draft_and_target_differ(dtype, impl, device):
-    batch = logits_batch(12, 3, 48)
+def test_dtypes_of_draft_and_target_differ(dtype, impl, device, sequences):
+    batch = logits_batch(sequences(12), 3, 48)
     assert_equals_rule(batch._replace(draft_probs=batch.draft_probs.to(dtype)), impl, device)
     assert_equals_rule(batch._replace(target_probs=batch.target_probs.to(dtype)), impl, device)
 
 
 @pytest.mark.parametrize("temperature", [None, 0, 1, 0.7, 1e-45, 1e-30, 1e30, INF], ids=str)
-def test_temperature_that_is_a_number(temperature, impl, device):
-    batch = logits_batch(12, 3, 40)
-    batch.target_probs[0], batch.target_probs[1, :, 7:9] = 0, 9  # ties, which a temperature that is cold but not 0 shares
+def test_temperature_that_is_a_number(temperature, impl, device, sequences):
+    batch = logits_batch(sequences(24), 1, 40)
+    batch.target_probs[::2] = 0  # ties, among which one that is cold but not 0 still draws
     want = by_rule(batch, 1.0 if temperature is None else temperature)
     assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), want))
 
 
 def test_temperatures_of_a_tensor(impl, device):
     """One for each sequence, in memory that is not contiguous: what is not above 0 is without chance, NaN too."""
-    values = torch.tensor([x for x in (*WARM, *COLD) for _ in range(3)])
-    batch = logits_batch(len(values), 3, 40)
-    batch.target_probs[::3] = 0
+    values = torch.tensor([*WARM, *COLD])
+    batch = logits_batch(len(values), 1, 40)
+    batch.target_probs[::2] = 0
     assert_equals_rule(batch, impl, device, temperature=torch.stack([values, -values], 1)[:, 0])
     greedy = torch.arange(len(values)) % 2 == 0
     assert_equals_rule(batch, impl, device, temperature=values, greedy=greedy)
-    cold, expected = torch.tensor(COLD).repeat(9)[: len(values)], map(torch.tensor, rule.verify_greedy(*batch[0:3:2]))
+    cold, expected = torch.tensor(COLD).repeat(3)[: len(values)], map(torch.tensor, rule.verify_greedy(*batch[0:3:2]))
     assert all(map(torch.equal, verify(batch, impl, device, temperature=cold), expected))
 
 
-def test_temperature_of_0_is_verify_greedy(impl, device):
-    batch = hostile_logits_batch(40, 3, 60, seed=3).to(device)
+def test_temperature_of_0_is_verify_greedy(impl, device, sequences):
+    batch = hostile_logits_batch(sequences(40), 3, 60, seed=3).to(device)
     expected = sv.verify_greedy(batch.draft_tokens, batch.target_probs, lengths=batch.lengths, impl=impl)
-    for temperature in (0, 0.0, torch.zeros(40, device=device)):
+    for temperature in (0, 0.0, torch.zeros(len(batch.lengths), device=device)):
         assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), (x.cpu() for x in expected)))
 
 
 @pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
-@pytest.mark.parametrize("V, B", [(1, 30), (7, 300), (40, 100), (1100, 6)], ids=lambda x: str(x))
+@pytest.mark.parametrize("V, B", [(1, 30), (7, 300), (40, 150), (1100, 6)], ids=lambda x: str(x))
 def test_hostile_content(V, B, one_hot, impl, device, sequences):
-    batch = hostile_logits_batch(max(1, sequences(B)), 4, V, seed=V, one_hot=one_hot)
+    batch = hostile_logits_batch(sequences(B), 3, V, seed=V, one_hot=one_hot)
     temperatures = torch.tensor((WARM + COLD) * 20)[: len(batch.draft_tokens)]
     for temperature in (1.0, temperatures):
         assert_equals_rule(batch, impl, device, temperature=temperature)
@@ -180,7 +187,8 @@ def rows_of_interest(V):
 def test_rows_of_interest(V, impl, device):
     """Pairs of them as draft and target, and each as bonus row, with drafts at both ends and in the middle."""
     rows = [*rows_of_interest(V).values()]
-    pairs = zip(rows, rows[3:] + rows[:3]) if V > 100 else itertools.product(rows[::2], rows)
+    few = V > 100 or impl == "triton"
+    pairs = zip(rows, rows[3:] + rows[:3]) if few else itertools.product(rows, rows)
     draft, target = (torch.stack(x)[:, None] for x in zip(*pairs))
     B, g = len(draft), torch.Generator().manual_seed(V)
     tokens = torch.tensor([0, V // 2, V - 1])[torch.randint(3, (B, 1), generator=g)]
@@ -196,7 +204,7 @@ def test_every_entry_of_a_row(V, impl, device):
     P = torch.tensor(rule.probabilities(row.tolist(), 1.0))
     ids = torch.arange(V)[P > 0]
     if impl == "triton":  # whose interpreter is slow
-        ids = ids[:: 1 + len(ids) // 40]
+        ids = ids[:: 1 + len(ids) // 8]
     ends = P.cumsum(0)[ids]
     first, last = ends - P[ids] << 19, (ends << 19) - 1
     rows = row.to(device).expand(len(ids), V)
@@ -212,21 +220,21 @@ def test_every_entry_of_a_row(V, impl, device):
 
 
 @pytest.mark.parametrize("V", [5, 1500], ids=["one_block", "two_blocks"])
-def test_residual_without_mass(V, impl, device):
+def test_residual_without_mass(V, impl, device, sequences):
     """Equal rows refuse a draft that is masked in both. Nothing is left then, and the target's row is drawn from."""
-    batch = logits_batch(6, 2, V)
+    batch = logits_batch(sequences(6), 2, V)
     batch.draft_probs[..., V // 2] = -INF
     batch.target_probs[:, :2], batch.target_probs[..., V // 2] = batch.draft_probs, -INF
-    batch = batch._replace(draft_tokens=torch.full((6, 2), V // 2))
+    batch = batch._replace(draft_tokens=torch.full_like(batch.draft_tokens, V // 2))
     assert_equals_rule(batch, impl, device)
     accepted, next_token = verify(batch, impl, device)
     assert (accepted == 0).all() and (next_token != V // 2).all()
 
 
-def test_equal_rows_refuse_nothing(impl, device):
-    batch = logits_batch(40, 4, 30, uniform=torch.float32)
+def test_equal_rows_refuse_nothing(impl, device, sequences):
+    batch = logits_batch(sequences(40), 4, 30, uniform=torch.float32)
     batch.target_probs[:, :4] = batch.draft_probs
-    batch = batch._replace(uniform_accept=torch.full((40, 4), 1 - 2.0**-24))
+    batch = batch._replace(uniform_accept=torch.full_like(batch.uniform_accept, 1 - 2.0**-24))
     for temperature in (1.0, 0.3, 9.0):
         assert (verify(batch, impl, device, temperature=temperature)[0] == 4).all()
 
@@ -267,34 +275,43 @@ def test_lengths_and_options(impl, device):
 
 
 def test_ragged_equals_dense_and_the_rule(impl, device):
-    """The same sequences one behind the other, with seeds and with uniforms; and offsets that make no sense."""
-    batch = logits_batch(9, 4, 50)._replace(lengths=torch.tensor([4, 0, 2, 4, 3, 1, 0, 4, 2]))
-    temperature = torch.tensor([1.0, 0.5, 0, 2, 1e-45, 1, 9, NAN, 1])
+    """The same sequences one behind the other, with seeds and with uniforms."""
+    batch = logits_batch(6, 2, 50)._replace(lengths=torch.tensor([2, 0, 1, 2, 0, 2]))
+    temperature = torch.tensor([1.0, 0.5, 0, 1e-45, NAN, 9])
     ragged = as_ragged(batch, options={"temperature": temperature}, emitted=torch.int64, logits=True)
     seeded = ragged._replace(uniform_accept=None, uniform_sample=None, options={**ragged.options, "seed": 3, "offset": 5})
     dense = verify(batch, impl, device, temperature=temperature)
-    lost = [ragged._replace(cu_drafts=torch.tensor(x)) for x in ([9, 0, 99, -5, 3, 7, 2, 20, 1, 0], [20] * 10, [-1] * 10)]
-    for x in (ragged, seeded, ragged._replace(draft_probs=None), ragged._replace(options={}), *lost):
+    for x in (ragged, seeded, ragged._replace(draft_probs=None), ragged._replace(options={})):
         assert all(map(torch.equal, (y.cpu() for y in x.to(device).verify(impl)), x.by_rule()))
     assert all(map(torch.equal, (y.cpu() for y in ragged.to(device).verify(impl)), dense))
-    none = logits_batch(0, 4, 50)
-    assert all(map(torch.equal, as_ragged(none, logits=True).to(device).verify(impl), as_ragged(none, logits=True).by_rule()))
+    none = as_ragged(logits_batch(0, 4, 50), logits=True)
+    assert all(map(torch.equal, none.to(device).verify(impl), none.by_rule()))
+
+
+@pytest.mark.parametrize(
+    "cu_drafts", [[5, 0, 99, -5, 3, 7, 2], [7] * 7, [0, 2, 0, 2, 0, 2, 7]], ids=["anything", "nothing", "the_same_rows"]
+)
+def test_offsets_that_are_not_monotone(cu_drafts, impl, device):
+    """Sequences then share rows, each with a temperature of its own."""
+    batch = logits_batch(6, 2, 50)._replace(lengths=torch.tensor([2, 0, 1, 2, 0, 2]))
+    options = {"temperature": torch.tensor([1.0, 0.5, 0, 1e-45, NAN, 9])}
+    ragged = as_ragged(batch, options=options, logits=True)._replace(cu_drafts=torch.tensor(cu_drafts))
+    assert all(map(torch.equal, (x.cpu() for x in ragged.to(device).verify(impl)), ragged.by_rule()))
 
 
 def test_strided_inputs(impl, device):
     """Rows apart and not aligned, axes exchanged, and one row for all."""
-    batch = logits_batch(6, 3, 64)
-    wide = torch.full((6, 4, 100), NAN)
+    batch = logits_batch(3, 2, 64)
+    wide = torch.full((3, 3, 100), NAN)
     wide[..., 5:69] = batch.target_probs
     apart = batch.draft_probs.transpose(0, 1).contiguous().transpose(0, 1)
     expected = verify(batch, impl, device)
     assert all(map(torch.equal, verify(batch, impl, device), by_rule(batch)))
     views = batch.to(device)._replace(draft_probs=apart.to(device), target_probs=wide.to(device)[..., 5:69])
     assert all(map(torch.equal, verify(views, impl, device), expected))
-    one = batch.target_probs[:1, :1]
-    assert_equals_rule(batch._replace(target_probs=one.repeat(6, 4, 1)), impl, device)
-    expanded = batch.to(device)._replace(target_probs=one.to(device).expand(6, 4, 64))
-    assert all(map(torch.equal, verify(expanded, impl, device), by_rule(batch._replace(target_probs=one.repeat(6, 4, 1)))))
+    one = batch.target_probs[:1, :1].expand(3, 3, 64)
+    expanded = batch.to(device)._replace(target_probs=one.to(device)[:1, :1].expand(3, 3, 64))
+    assert all(map(torch.equal, verify(expanded, impl, device), by_rule(batch._replace(target_probs=one))))
 
 
 @pytest.mark.parametrize("leading", [(), (7,), (3, 4), (2, 1, 3), (0,), (0, 3)], ids=str)
@@ -319,7 +336,7 @@ def test_sample_logits(leading, impl, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sample_logits_of_hostile_rows(dtype, impl, device, sequences):
     g = torch.Generator().manual_seed(1)
-    for V, R in ((40, sequences(200)), (1030, 5)):  # one block, and two
+    for V, R in ((40, sequences(500)), (1030, 5)):  # one block, and two
         rows = torch.randn(R, V, generator=g).to(dtype)
         spoil(rows, 0.1, g, HOSTILE_LOGITS)
         uniform = uniforms((R,), torch.int64, g)
@@ -338,24 +355,24 @@ def test_what_the_drafter_drew_has_probability(impl, device, sequences):
 
 def test_the_same_alone_and_in_a_batch(impl, device):
     """With seeds a sequence gets the same tokens wherever it stands."""
-    batch = logits_batch(6, 3, 1100).to(device)
-    seed, temperature = torch.arange(6, device=device), torch.tensor(WARM[:6], device=device)
+    batch = logits_batch(4, 2, 1100).to(device)
+    seed, temperature = torch.arange(4, device=device), torch.tensor(WARM[:4], device=device)
 
     def tokens(index):
         chosen = [x[index] for x in batch[:3]]
         return torch.stack(sv.verify_logits(*chosen, seed=seed[index], temperature=temperature[index], impl=impl))
 
-    whole = tokens(torch.arange(6, device=device))
-    assert torch.equal(whole[:, [4, 0, 5]], tokens(torch.tensor([4, 0, 5], device=device)))
-    for b in range(6):
+    whole = tokens(torch.arange(4, device=device))
+    assert torch.equal(whole[:, [3, 0]], tokens(torch.tensor([3, 0], device=device)))
+    for b in (1, 2):
         assert torch.equal(whole[:, b : b + 1], tokens(torch.tensor([b], device=device)))
 
 
 def test_flushed_denormals_change_nothing(impl, device):
     """Of logits and of temperatures: 1e-45 is above 0, and ties share."""
-    batch = hostile_logits_batch(24, 3, 40, seed=1)
-    batch.target_probs[:, :, 5:] = 1e-45
-    temperature = torch.tensor([1e-45, 1.0, 0.0, 2e-45] * 6)
+    batch = hostile_logits_batch(8, 1, 40, seed=1)
+    batch.target_probs[::2, :, 5:] = 1e-45
+    temperature = torch.tensor([1e-45, 1.0, 0.0, 2e-45] * 2)
     expected = by_rule(batch, temperature)
     assert torch.set_flush_denormal(True)
     try:

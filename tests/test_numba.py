@@ -68,7 +68,7 @@ def every_function(batch, impl, dtype=torch.int64):
     ragged = [x if x is None else x.flatten(0, 1) for x in batch[:3]]
     offsets = torch.randint(-2, B * K + 3, (B + 1,), generator=torch.Generator().manual_seed(B))  # some end before they start
     greedy, seed = torch.arange(B) % 3 == 0, torch.arange(B) - B // 2
-    emitted = [torch.full((B, K + 3), 9, dtype=dtype) for _ in range(4)]
+    emitted = [torch.full((B, K + 3), 9, dtype=dtype) for _ in range(6)]
     inner = [x[:, 1 : K + 2] for x in emitted]
     common = {"dtype": dtype, "impl": impl}
     results = (
@@ -77,6 +77,9 @@ def every_function(batch, impl, dtype=torch.int64):
         sv.verify_varlen(*ragged, offsets.to(dtype), K, seed=7, offset=seed, greedy=greedy, emitted=inner[2], **common),
         sv.verify_greedy(batch.draft_tokens, batch.target_probs, lengths=batch.lengths, emitted=inner[3], **common),
         [sv.sample(batch.target_probs, seed=torch.arange(B * (K + 1)).view(B, K + 1), **common)],
+        sv.verify_logits(*batch[:5], lengths=batch.lengths, greedy=greedy, emitted=inner[4], **common),
+        sv.verify_logits_varlen(*ragged, offsets.to(dtype), K, seed=seed, temperature=seed / 2, emitted=inner[5], **common),
+        [sv.sample_logits(batch.target_probs, temperature=0.7, seed=3, offset=torch.arange(K + 1).expand(B, -1), **common)],
         [sv.emit(batch.draft_tokens.clamp(-1, 2**31 - 1), seed, seed.to(dtype), pad=-7, impl=impl)],
     )
     return [*itertools.chain(*results), *emitted]
@@ -340,7 +343,8 @@ none, uniform = torch.zeros(64, 0, dtype=torch.int64), torch.randint(2**62, (64,
 drafts = torch.randint(3000, (64, 2))
 def results(i):
     calls = (drafts, rows[i, :, :2], rows[i]), (drafts, None, rows[i])
-    return [x for call in calls for x in sv.verify(*call, uniform[:, :2], uniform, impl="numba")]
+    functions = sv.verify, sv.verify_logits
+    return [x for call in calls for f in functions for x in f(*call, uniform[:, :2], uniform, impl="numba")]
 expected = [results(i) for i in range(4)]
 wrong = []
 def work(i):
@@ -405,7 +409,7 @@ def fenced(x, at_start):
         return x
     offset = PAGE if at_start else (pages + 1) * PAGE - size
     return torch.frombuffer(held[-1], dtype=x.dtype, count=x.numel(), offset=offset).view(x.shape).copy_(x)
-B, K, V = 5, 3, 700
+B, K, V = 5, 3, 1100
 for T, ends in ((9, [0, 2, 2, 5, 8, 9]), (9, [9] * 6), (9, [-5, 99, -(2**63), 2**63 - 1, 4, 0]), (0, [0, 1, 5, -1, 0, 2])):
     for dtype in (torch.float32, torch.float16):
         for at_start in (False, True):
@@ -419,6 +423,9 @@ for T, ends in ((9, [0, 2, 2, 5, 8, 9]), (9, [9] * 6), (9, [-5, 99, -(2**63), 2*
             common = dict(greedy=greedy > 2, out=out, emitted=emitted, impl="numba")
             sv.verify_varlen(ids, draft, target, cu, K, *uniforms, **common)
             sv.verify_varlen(ids, draft, target, cu, K, seed=seed, **common)
+            temperature = fenced(torch.linspace(0, 2, B), at_start)
+            sv.verify_logits_varlen(ids, draft, target, cu, K, seed=seed, temperature=temperature, **common)
+            sv.verify_logits_varlen(ids, None, target, cu, K, seed=seed, **common)
             sv.verify_greedy(ids[:0].view(0, 0), target[:0, None], impl="numba")
             dense = target[:B, None].expand(B, K + 1, V)
             sv.verify_greedy(torch.full((B, K), -1), dense, lengths=seed + 2**62, out=out, emitted=emitted, impl="numba")

@@ -122,8 +122,7 @@ def steps(impl):
 
     def verify_logits(batch):
         temperature = torch.arange(batch.draft_tokens.shape[0], device=batch.target_probs.device) / 2
-        rest = {"lengths": batch.lengths, "impl": impl}
-        return [x for T in (0.7, temperature) for x in sv.verify_logits(*batch[:5], **rest, temperature=T)]
+        return [*sv.verify_logits(*batch[:5], temperature=temperature, lengths=batch.lengths, impl=impl)]
 
     def sample_logits(batch):
         return [sv.sample_logits(batch.target_probs, batch.uniform_sample, temperature=0.7, impl=impl)]

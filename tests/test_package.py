@@ -81,7 +81,8 @@ raise SystemExit(report.main())
 
 
 @pytest.mark.parametrize(
-    "module", ["rule", "fixed_point", "reference", "eager", "compiled_cpu", "validation", "ops", "repeats", "api", "metrics"]
+    "module",
+    ["rule", "fixed_point", "reference", "eager", "compiled_cpu", "validation", "ops", "repeats", "api", "masks", "metrics"],
 )
 def test_imports_flow_one_way(module):
     """rule imports nothing of ours; implementations do not import one another, nor what calls them."""
@@ -95,6 +96,7 @@ def test_imports_flow_one_way(module):
         "compiled_cpu": {"fixed_point", "rule"},
         "repeats": {"ops", "gpu.handles"},
         "api": {"ops", "repeats", "rule", "validation"},
+        "masks": {"_ops", "fixed_point", "rule", "validation"},
         "metrics": {"validation"},
     }
     source = (ROOT / "torch-ext/spec_verify_xpu" / f"{module}.py").read_text()
@@ -136,7 +138,7 @@ def test_documents_run(document):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("module", ["api", "metrics"])
+@pytest.mark.parametrize("module", ["api", "masks", "metrics"])
 def test_docstring_examples(module):
     result = run(f"import doctest, spec_verify_xpu.{module} as module; raise SystemExit(doctest.testmod(module).failed)")
     assert result.returncode == 0, result.stdout

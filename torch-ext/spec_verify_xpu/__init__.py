@@ -13,6 +13,7 @@ from .api import (
     verify_varlen,
     warmup,
 )
+from .masks import mask_logits
 from .metrics import Statistics, logprobs, statistics
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "check",
     "emit",
     "logprobs",
+    "mask_logits",
     "sample",
     "sample_logits",
     "statistics",

@@ -156,6 +156,25 @@ def float32(x):
     return c_float(x).value
 
 
+def mask(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    """A row of logits with -inf in place of what is cut. Ranks are by logit, as argmax has it, and of equals by place.
+
+    The first top_k stay, or all if that is not above 0. Then, by the probabilities of what that leaves, those stay that have
+    less than top_p before them, the first in any case, and that have min_p of the first's or more.
+    """
+    row, V = as_list(logits), len(logits)
+    ranks = sorted(range(V), key=lambda j: (row[j] == row[j], row[j]), reverse=True)  # stable all the same
+    k = V if top_k is None or top_k <= 0 else top_k
+    cut = set(ranks[k:])
+    P = probabilities([-inf if j in cut else x for j, x in enumerate(row)], temperature)
+    if top_p is not None:
+        before = accumulate((P[j] for j in ranks), initial=0)
+        cut.update(j for j, mass in zip(ranks, before) if mass >= max(fixed(top_p), 1))
+    if min_p is not None:
+        cut.update(j for j in ranks if P[j] * ONE < P[ranks[0]] * fixed(min_p))
+    return [-inf if j in cut else x for j, x in enumerate(row)]
+
+
 def random_bits(seed, offset, position, purpose):
     """63 bits that follow from four integers: the seed is Philox's key, the others its counter, words 0 and 1 its output."""
     counter = offset & LOW_32, offset >> 32 & LOW_32, position, purpose

@@ -130,6 +130,17 @@ def validate_temperature(temperature, leading, meaning, device):
             raise ValueError(f"temperature: expected 0 or more, got {temperature}")
 
 
+def require_share(name, x, leading, meaning, device, more_than_0=False):
+    """x is a number in [0, 1] or, if so, in (0, 1], a float32 tensor, or None."""
+    if isinstance(x, torch.Tensor):
+        require(name, x, (torch.float32,), leading, meaning, device)
+    elif x is not None:
+        if not isinstance(x, (int, float)) or isinstance(x, bool):
+            raise TypeError(f"{name}: expected a number or a float32 tensor {meaning}, got {type(x).__name__}")
+        if not 0 <= x <= 1 or (more_than_0 and x == 0):
+            raise ValueError(f"{name}: expected a number in {'(' if more_than_0 else '['}0, 1], got {x}")
+
+
 def validate_randomness(uniforms, seed, offset, generator, leading, meaning, device):
     """uniforms is {name: (tensor or None, shape, meaning)}. Given are uniforms, or a seed, or a generator, or nothing."""
     dtype = None
