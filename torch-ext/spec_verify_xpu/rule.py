@@ -121,7 +121,7 @@ def apportion(total, weights):
     if S == 0:
         return weights
     size, total_size = S.bit_length(), total.bit_length()
-    quotient = (total << 61 - total_size) // ((S >> size - 31) + 1)  # the divisor has 31 bits
+    quotient = (total << 61 - total_size) // ((S << 31 >> size) + 1)  # the divisor has 31 bits
     shares = [w * quotient >> 30 + size - total_size for w in weights]
     shares[weights.index(max(weights))] += total - sum(shares)
     return shares
