@@ -400,13 +400,18 @@ def spread(row, V, parts, block, shares):
 
 
 @njit
-def subtract(p, q):
-    """rule.verify_sequence's residual of a block of integers, in place of p, and its sum."""
+def residual(target, draft, V, V_draft, block, memory):
+    """rule.verify_sequence's weights of a block of weighed rows, where a draft was refused, and their sum."""
+    target_parts, draft_parts, _, _, p, q = memory
+    spread(target, V, target_parts, block, p)
+    if draft == NOTHING:
+        return p, target_parts[1][block]
+    spread(draft, V_draft, draft_parts, block, q)
     total = 0
     for i in range(len(p)):
         p[i] = max(p[i] - q[i], 0)
         total += p[i]
-    return total
+    return p, total
 
 
 @njit
@@ -414,35 +419,31 @@ def verify_sequence_logits(length, tokens, draft, target, accept, sample, purpos
     """rule.verify_sequence of the first `length` drafts, of logits that are to be multiplied by a factor."""
     target_parts, draft_parts, sums, maxima, p, q = memory
     n, rejected = 0, NOTHING
-    while n < length:
-        token, row = load_int(at(tokens, n)), at(target, n)
+    while True:
+        row = at(target, n)
+        weigh_row(row, V, factor, target_parts, maxima, buffer)
+        token = load_int(at(tokens, n)) if n < length else -1
         if not 0 <= token < V_draft:
             break
         drafted = (token, ONE_HOT) if draft[1] == NUMBER else at(draft, n)
-        weigh_row(row, V, factor, target_parts, maxima, buffer)
         weigh_row(drafted, V_draft, factor, draft_parts, maxima, buffer)
         block, i = token // rule.BLOCK, token % rule.BLOCK
         p_token = spread(row, V, target_parts, block, p)[i] if token < V else 0
-        q_token = spread(drafted, V_draft, draft_parts, block, q)[i]
-        if scale(load_bits(accept, n, ACCEPT), q_token) >= p_token:
+        if scale(load_bits(accept, n, ACCEPT), spread(drafted, V_draft, draft_parts, block, q)[i]) >= p_token:
             rejected = drafted
             break
         n += 1
-    row = at(target, n)
-    if rejected == NOTHING:
-        weigh_row(row, V, factor, target_parts, maxima, buffer)
 
-    masses, draft_masses = target_parts[1], draft_parts[1]
-    total = 0
-    for block in range(len(sums)):
-        sums[block] = masses[block]
-        if rejected != NOTHING and sums[block] > 0 and draft_masses[block] > 0:
-            sums[block] = subtract(spread(row, V, target_parts, block, p), spread(rejected, V_draft, draft_parts, block, q))
-        total += sums[block]
-    if total == 0:
-        rejected = NOTHING
-        sums[:] = masses[: len(sums)]
-        total = sums.sum()
+    masses, draft_masses = target_parts[1][: len(sums)], draft_parts[1]
+    sums[:] = masses
+    if rejected != NOTHING:
+        for block in range(len(sums)):
+            if masses[block] > 0 and draft_masses[block] > 0:
+                sums[block] = residual(row, rejected, V, V_draft, block, memory)[1]
+        if sums.sum() == 0:
+            rejected = NOTHING
+            sums[:] = masses
+    total = sums.sum()
     if total == 0:
         return n, 0
 
@@ -450,11 +451,9 @@ def verify_sequence_logits(length, tokens, draft, target, accept, sample, purpos
     while sums[block] <= threshold:
         threshold -= sums[block]
         block += 1
-    spread(row, V, target_parts, block, p)
-    if rejected != NOTHING:
-        subtract(p, spread(rejected, V_draft, draft_parts, block, q))
-    while p[i] <= threshold:
-        threshold -= p[i]
+    weights, _ = residual(row, rejected, V, V_draft, block, memory)
+    while weights[i] <= threshold:
+        threshold -= weights[i]
         i += 1
     return n, block * rule.BLOCK + i
 
