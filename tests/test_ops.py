@@ -30,9 +30,12 @@ def test_registered_for_each_device(op, key):
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
-@pytest.mark.parametrize("chance", ["uniforms", "seeds", "neither"])
+@pytest.mark.parametrize(
+    "chance, logits",
+    [("uniforms", False), ("seeds", False), ("neither", False), ("uniforms", True), ("seeds", True)],
+    ids=["uniforms", "seeds", "neither", "uniforms-logits", "seeds-logits"],
+)
 @pytest.mark.parametrize("given", [True, False], ids=["all", "none"])
-@pytest.mark.parametrize("logits", [False, True], ids=["probs", "logits"])
 def test_opcheck(batch, ragged, chance, given, logits, impl, device):
     """Schema, fake, autograd registration and dynamic tracing, with every optional argument given and left out."""
     source = as_ragged(batch) if ragged else batch
