@@ -124,12 +124,16 @@ def shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY: tl.co
 
 
 @triton.jit
-def shares_of(x, words, block, blocks, scale_by):
-    """The probabilities of a block's logits x, from what share_row wrote."""
+def load_facts(words, block, blocks):
+    """(maximum, share, factor and shift) of a block, from what share_row wrote."""
     m = tl.load(words + block).to(tl.int32).to(tl.float32, bitcast=True)
     words += even(blocks) + block
-    mass = tl.load(words)
-    packed = tl.load(words + even(blocks))
+    return m, tl.load(words), tl.load(words + even(blocks))
+
+
+@triton.jit
+def shares_of(x, m, mass, packed, scale_by):
+    """The probabilities of a block's logits x, from its facts."""
     w = weigh(x, m, scale_by)
     return give_rest(share(w, packed & LOW_32, packed >> 32), w, mass)
 
@@ -163,11 +167,13 @@ def end_of(tokens, u, chances, draft_chances, length, V_draft, is_greedy, POSITI
 @triton.jit
 def residual(x, y, words, draft_words, block, blocks, token, scale_by):
     """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
-    p = shares_of(x, words, block, blocks, scale_by)
+    m, mass, packed = load_facts(words, block, blocks)
+    p = shares_of(x, m, mass, packed, scale_by)
     if draft_words is None:
         return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
     else:
-        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, draft_words, block, blocks, scale_by), 0))
+        m, mass, packed = load_facts(draft_words, block, blocks)
+        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, packed, scale_by), 0))
 
 
 # As in kernels.py, one compiled kernel serves every shape.
@@ -305,8 +311,10 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             for block in range(first, last):
                 x = load_block(target_probs, block, V, ALIGNED, LIMBS)
                 y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                p = shares_of(x, words, block, blocks, scale_by)
-                q = shares_of(y, draft_words, block, blocks, scale_by)
+                m, mass, packed = load_facts(words, block, blocks)
+                p = shares_of(x, m, mass, packed, scale_by)
+                m, mass, packed = load_facts(draft_words, block, blocks)
+                q = shares_of(y, m, mass, packed, scale_by)
                 tl.store(sums + block, tl.sum(tl.maximum(p - q, 0)))
 
 
