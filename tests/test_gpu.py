@@ -378,29 +378,35 @@ def test_where_launches_are_not_kept_triton_launches(device, keeps_launches, mon
     assert not keeps_launches and not sv.repeats.known
 
 
-def test_nothing_is_compiled_twice(device, keeps_launches):
-    """warmup, then 200 shapes, odd vocabularies and rows that are not aligned among them: 8 kernels in all, and none late.
+@pytest.mark.parametrize(
+    "verify, kernels, most",
+    [("verify", "kernels sum_chunks locate", 8), ("verify_logits", "logits weigh_blocks share_rows sum_residual draw", 12)],
+    ids=["probs", "logits"],
+)
+def test_nothing_is_compiled_twice(verify, kernels, most, device, keeps_launches):
+    """warmup, then 200 shapes, odd vocabularies and rows that are not aligned among them: few kernels in all, and none late.
 
     In a process of its own, where nothing is compiled yet.
     """
+    module, *names = kernels.split()
     code = f"""
 import random
 import torch
 import spec_verify_xpu as sv
-from spec_verify_xpu.gpu.kernels import locate, sum_chunks
+from spec_verify_xpu.gpu.{module} import {", ".join(names)}
 
 def compiled():
-    return sum(len(cache[0]) for kernel in (sum_chunks, locate) for cache in kernel.device_caches.values())
+    return sum(len(cache[0]) for kernel in ({", ".join(names)}) for cache in kernel.device_caches.values())
 
-print("seconds:", sv.warmup("{device}", uniforms=torch.float32))
+print("seconds:", sv.warmup("{device}", uniforms=torch.float32, logits={verify == "verify_logits"}))
 warm, r = compiled(), random.Random(0)
 for i in range(200):
     B, K, V = r.choice([1, 2, 7, 33]), r.randint(1, 16), r.choice([r.randint(1, 2**19 - 1), 16 * r.randint(1, 2**15 - 1)])
     shift = i % 3 == 0  # rows off their alignment
     draft, target = (torch.rand(B * n * V + 1, device="{device}")[shift:][: B * n * V].view(B, n, V) for n in (K, K + 1))
     uniforms = (torch.rand(B, n, device="{device}") for n in (K, K + 1))
-    sv.verify(torch.randint(V, (B, K), device="{device}"), draft, target, *uniforms)
-assert compiled() == warm <= 8, (warm, compiled())
+    sv.{verify}(torch.randint(V, (B, K), device="{device}"), draft, target, *uniforms)
+assert compiled() == warm <= {most}, (warm, compiled())
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

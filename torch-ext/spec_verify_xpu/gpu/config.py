@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
-from ..rule import MAX_VOCABULARY
+from ..rule import BLOCK, MAX_VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,19 @@ LOGITS_CUDA = LogitsConfig(False, 8, weigh_warps=1, share_warps=4, sum_warps=2, 
 LOGITS_XPU = LogitsConfig(True, 8, weigh_warps=8, share_warps=8, sum_warps=8, draw_warps=8, positions=16, blocks=(128, 512))
 LOGITS_INTERPRETER = LogitsConfig(False, 2, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512))
 LOGITS = {"cuda": LOGITS_CUDA, "xpu": LOGITS_XPU, "cpu": LOGITS_INTERPRETER}
+
+
+def logits_of(device_type, V):
+    """(configuration, how many blocks are taken at once) for rows of V logits at most."""
+    config = LOGITS[device_type]
+    return config, next(n for n in config.blocks if n * BLOCK >= V)
+
+
+def logits_variants(device_type, vocabulary=None):
+    """All that calls from logits may take, as `variants`."""
+    config = LOGITS[device_type]
+    sizes = [logits_of(device_type, vocabulary)[1]] if vocabulary else config.blocks
+    return [(config, aligned, n) for n in sizes for aligned in {(vocabulary or 0) % 16 == 0, False}]
 
 # By device type: the configuration for B rows of V entries on a device that this many warps fill.
 CONFIGURATIONS = {"cuda": for_cuda, "xpu": for_xpu, "cpu": for_interpreter}

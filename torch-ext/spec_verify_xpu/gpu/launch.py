@@ -9,7 +9,7 @@ import torch
 import triton
 
 from ..rule import BLOCK
-from .config import CONFIGURATIONS, LOGITS, variants
+from .config import CONFIGURATIONS, logits_of, logits_variants, variants
 from .handles import Launch, is_hooked, keeps_launches, kept_launches, key_of, launch, numbers_of
 from .kernels import HEADER, locate, sum_chunks, write_tokens
 from .logits import draw, share_rows, sum_residual, weigh_blocks
@@ -46,19 +46,18 @@ INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "scratch", "bests"
 SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
 OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
-WEIGH_BLOCKS = ("draft_probs", "target_probs", *OF_LOGITS)
-SHARE_ROWS = ("draft_tokens", *WEIGH_BLOCKS)
-SUM_RESIDUAL = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "seed", "offset", *OF_LOGITS)
-DRAW = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", "seed", "offset", *OF_LOGITS)
-DRAW += ("accepted", "next_token", "emitted")
+ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
+WEIGH_BLOCKS = (*ROWS, *OF_LOGITS)
+SHARE_ROWS = ("draft_tokens", *ROWS, *OF_LOGITS)
+SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
+DRAW = ("draft_tokens", *ROWS, "uniform_sample", *SEEDS, *OF_LOGITS, "accepted", "next_token", "emitted")
 
 
 def configure(call, aligned):
     """(configuration, how many sums are searched) for a call. aligned says whether rows may be read 16 bytes at once."""
     (B,), V, device = call.accepted.shape, call.target_probs.shape[-1], call.accepted.device
     if call.logits:
-        blocks = ceil_div(max(x.shape[-1] for x in rows_of(call)), BLOCK)
-        return LOGITS[device.type], next(n for n in LOGITS[device.type].blocks if n >= blocks)
+        return logits_of(device.type, max(x.shape[-1] for x in rows_of(call)))
     rows = B * (call.max_drafts + 1) if call.all_greedy else B
     config = CONFIGURATIONS[device.type](rows, V, aligned, device_facts(device).threads)
     return config, config.capacity(V)
@@ -105,10 +104,11 @@ def plan_of_logits(call, aligned, config, capacity):
     on = device_facts(call.accepted.device)
     V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
     blocks = ceil_div(max(V, V_draft), BLOCK)
-    draft_rows = 0 if call.draft_probs is None else T
-    sizes, strides = (K, T, V_draft, V, blocks), (*row_strides(call.draft_probs), *row_strides(call.target_probs))
+    most = min(K, T)  # drafts of a sequence
+    draft_rows = 0 if call.draft_probs is None else most
+    sizes, strides = (T, V_draft, V, blocks), (*row_strides(call.draft_probs), *row_strides(call.target_probs))
     position, how = max(config.positions, power_of_2(K + 1)), (aligned, config.limbs)
-    rows = K + 1 + (K if draft_rows else 0)
+    rows = most + 1 + draft_rows
     count, pairs = (max(1, min(config.most_blocks, n * blocks // on.fill)) for n in (B * rows, B))
 
     def options(warps, more=on.locate_options):
@@ -116,24 +116,24 @@ def plan_of_logits(call, aligned, config, capacity):
 
     launches = (
         Launch(
-            weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), rows), (*sizes, count, *strides), how,
+            weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), rows), (most, *sizes, count, *strides), how,
             options(config.weigh_warps, {}), (on.release,),
         ),
         Launch(
-            share_rows, SHARE_ROWS, (B, rows, 1), (*sizes, *strides), (*how, capacity), options(config.share_warps),
+            share_rows, SHARE_ROWS, (B, rows, 1), (most, *sizes, *strides), (*how, capacity), options(config.share_warps),
             (on.wait, on.release),
         ),
         Launch(
-            sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (*sizes, pairs, *strides),
+            sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides),
             (is_float64(call.uniform_accept), position, *how), options(config.sum_warps), (on.wait, on.release),
         ),
         Launch(
-            draw, DRAW, (B, 1, 1), (*sizes, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
+            draw, DRAW, (B, 1, 1), (K, *sizes, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
             (is_float64(call.uniform_sample), call.purpose, position, *how, capacity), options(config.draw_warps), (on.wait,),
         ),
     )  # fmt: skip
     even = blocks + blocks % 2
-    rows = B + T + draft_rows
+    rows *= B
     return Plan(rows * (3 * even + 1) + B * (HEADER.value + even), 0, launches)
 
 
@@ -157,7 +157,8 @@ def run(call, aligned, config, sums):
 def warmup(call, vocabulary):
     """Run a small call in every way that calls of its dtypes may run. Triton keeps what it compiles, in memory and on disk."""
     device = call.accepted.device
-    for config, aligned, sums in variants(device.type, device_facts(device).threads, vocabulary):
+    of_logits = logits_variants(device.type, vocabulary)
+    for config, aligned, sums in of_logits if call.logits else variants(device.type, device_facts(device).threads, vocabulary):
         run(call, aligned, config, sums)
 
 

@@ -53,7 +53,8 @@ def temperature_of(temperature, greedy, b):
     is_greedy = tl.full((), 0, tl.int1)
     if temperature is not None:
         T = tl.load(temperature + b)
-        is_greedy = (T > 0) == 0  # NaN too
+        fields = T.to(tl.int32, bitcast=True)  # a subnormal is above 0, also where it is taken for that
+        is_greedy = (fields <= 0) | (fields > 0x7F800000)  # NaN too
     if greedy is not None:
         is_greedy = is_greedy | (tl.load(greedy + b) != 0)
     return T, is_greedy
@@ -66,13 +67,17 @@ def words_of(scratch, row, blocks):
 
 
 @triton.jit
-def rows_of(draft, T):
-    """(rows of the target, rows in all)"""
-    target_rows = T.to(tl.int64) + tl.num_programs(0)
+def rows_of(draft, b, K, T):
+    """Where in scratch the rows of sequence b begin, the target's and the draft's, and how many there are of all.
+
+    Sequences whose offsets overlap share rows of logits, and none of scratch.
+    """
+    K = tl.minimum(tl.cast(K, tl.int64), T)
+    target_rows = tl.num_programs(0) * (K + 1)
     if draft is None:
-        return target_rows, target_rows
+        return b * (K + 1), target_rows, target_rows
     else:
-        return target_rows, target_rows + T
+        return b * (K + 1), target_rows + b * K, target_rows + tl.num_programs(0) * K
 
 
 @triton.jit
@@ -193,20 +198,20 @@ def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperat
     first = tl.program_id(1) * count
     i = tl.program_id(2)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    target_rows, _ = rows_of(draft_probs, T)
+    own, own_draft, _ = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, greedy, b)
     if release is not None:
         release()
     if i <= K:
         if i <= length:
             row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
-            words = words_of(scratch, start + b + i, blocks)
+            words = words_of(scratch, own + i, blocks)
             summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
     elif draft_probs is not None:
         i -= K + 1
         if i < length:
             row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
-            words = words_of(scratch, target_rows + start + i, blocks)
+            words = words_of(scratch, own_draft + i, blocks)
             summarize(draft_probs + row, words, first, count, blocks, V_draft, heat, is_greedy, ALIGNED, LIMBS)
 
 
@@ -238,26 +243,26 @@ def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gree
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    target_rows, rows = rows_of(draft_probs, T)
+    own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, greedy, b)
     is_target = i <= K
     i = tl.where(is_target, i, i - (K + 1))
     token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
-    chances = words_of(scratch, rows, blocks) + start + i
+    chances = words_of(scratch, rows, blocks) + i
     if release is not None:
         release()
     if is_target:
         row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
-        words = words_of(scratch, start + b + i, blocks)
+        words = words_of(scratch, own + i, blocks)
         is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + b, i <= length,
+        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
                        ALIGNED, LIMBS, CAPACITY, wait)
     elif draft_probs is not None:
         row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
-        words = words_of(scratch, target_rows + start + i, blocks)
+        words = words_of(scratch, own_draft + i, blocks)
         is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
         exists = (i < length) & (is_greedy == 0)
-        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + target_rows,
+        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
                        exists, ALIGNED, LIMBS, CAPACITY, wait)
 
 
@@ -270,7 +275,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    target_rows, rows = rows_of(draft_probs, T)
+    own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, greedy, b)
     i = tl.arange(0, POSITIONS)
     tokens = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
@@ -283,13 +288,13 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     found = chances + rows + b * (HEADER + even(blocks))
     draft_chances = None
     if draft_probs is not None:
-        draft_chances = chances + target_rows + start
+        draft_chances = chances + own_draft
     if release is not None:
         release()
     if wait is not None:
         wait()
-    n, token, chance = end_of(tokens, u, chances + start + b, draft_chances, length, V_draft, is_greedy, POSITIONS)
-    words = words_of(scratch, start + b + n, blocks)
+    n, token, chance = end_of(tokens, u, chances + own, draft_chances, length, V_draft, is_greedy, POSITIONS)
+    words = words_of(scratch, own + n, blocks)
     if first == 0:
         tl.store(found, n)
         tl.store(found + 1, tl.where(is_greedy, chance, token.to(tl.int64)))
@@ -307,7 +312,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
         else:
             target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
-            draft_words = words_of(scratch, target_rows + start + n, blocks)
+            draft_words = words_of(scratch, own_draft + n, blocks)
             for block in range(first, last):
                 x = load_block(target_probs, block, V, ALIGNED, LIMBS)
                 y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
@@ -327,7 +332,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     EARLY: tl.constexpr = not LIMBS and POSITIONS <= 256
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    target_rows, rows = rows_of(draft_probs, T)
+    own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, greedy, b)
     position = tl.arange(0, POSITIONS)
     if seed is not None:
@@ -353,7 +358,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
         write_token(next_token, emitted, n, token + one, one == 0)
     else:
         sums = tl.load(found + HEADER + i, mask=i < blocks, other=0)
-        words = words_of(scratch, start + b + n, blocks)
+        words = words_of(scratch, own + n, blocks)
         if EARLY:
             drawn = tl.sum(tl.where(position == n, u, 0), 0)
         else:
@@ -377,7 +382,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)  # past the last draft is no row
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
-            draft_words = words_of(scratch, tl.where(token < 0, start + b + n, target_rows + start + n), blocks)
+            draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
             w = residual(x, y, words, draft_words, block, blocks, token, scale_by)
         running = tl.cumsum(w, 1) - (threshold - before)
         place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
