@@ -1,6 +1,7 @@
 """What only a GPU can show: capture, no waiting, streams, the launch's device, the hub variant. `make test-gpu`."""
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -214,7 +215,7 @@ def keeps_launches(device, monkeypatch):
         pytest.skip("how this Triton launches on this device is not known")
     monkeypatch.setattr(sv.repeats, "known", {})
     monkeypatch.setattr(handles, "kept_launches", kept := {})
-    monkeypatch.setattr(sys.modules["spec_verify_xpu.gpu.launch"], "kept_launches", kept)
+    monkeypatch.setattr(importlib.import_module("spec_verify_xpu.gpu.launch"), "kept_launches", kept)
     empty = sv.repeats.empty
     monkeypatch.setattr(sv.repeats, "empty", lambda *x: empty(*x).fill_(-77))  # as conftest poisons torch.empty
     return kept

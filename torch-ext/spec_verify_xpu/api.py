@@ -122,9 +122,11 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
+    pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, None)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
-    return run(dense_call, inputs, False, None, generator, dtype, out, emitted, impl)
+    options = dtype, impl, None, False
+    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
+    return (generator is None and repeat(arguments)) or run(dense_call, arguments, generator, out)
 
 
 def verify_varlen(
@@ -183,9 +185,11 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
+    pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, None)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
-    return run(ragged_call, inputs, False, max_drafts, generator, dtype, out, emitted, impl)
+    options = dtype, impl, max_drafts, False
+    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
+    return (generator is None and repeat(arguments)) or run(ragged_call, arguments, generator, out)
 
 
 def verify_logits(
@@ -232,9 +236,11 @@ def verify_logits(
     >>> sv.verify_logits(torch.tensor([[1, 0]]), draft, target, temperature=0.7)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
+    pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, temperature)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
-    return run(dense_call, inputs, True, None, generator, dtype, out, emitted, impl)
+    options = dtype, impl, None, True
+    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
+    return (generator is None and repeat(arguments)) or run(dense_call, arguments, generator, out)
 
 
 def verify_logits_varlen(
@@ -273,9 +279,11 @@ def verify_logits_varlen(
     >>> sv.verify_logits_varlen(torch.tensor([0]), None, target, torch.tensor([0, 0, 1]), max_drafts=1, temperature=0)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
     """
+    pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, temperature)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
-    return run(ragged_call, inputs, True, max_drafts, generator, dtype, out, emitted, impl)
+    options = dtype, impl, max_drafts, True
+    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
+    return (generator is None and repeat(arguments)) or run(ragged_call, arguments, generator, out)
 
 
 def verify_greedy(
@@ -549,12 +557,9 @@ def pair_of(out):
     return tuple(out) if is_pair else (out, out)
 
 
-def run(call_of_inputs, inputs, logits, max_drafts, generator, dtype, out, emitted, impl):
-    """Validate and run a call, and make the next one of its layout cheap. inputs are the first tensors of ops.Call."""
-    outputs = NEITHER if out is None else pair_of(out)
-    arguments = *inputs, emitted, *outputs, dtype, impl, max_drafts, logits
-    if generator is None and not is_compiling() and (result := repeat(arguments)):
-        return result
+def run(call_of_inputs, arguments, generator, out):
+    """Validate and run a call that repeats none, and make the next of its layout cheap. arguments are those of `repeat`."""
+    *inputs, emitted, _, _, dtype, impl, max_drafts, logits = arguments
     call = call_of_inputs(inputs, logits, max_drafts, generator, dtype, out, emitted, impl)
     ops.verify(*call, impl)
     if not is_compiling():

@@ -8,6 +8,7 @@ than NVIDIA's, every call goes the whole way.
 from operator import is_, itemgetter
 
 import torch
+from torch.compiler import is_compiling
 
 from .ops import VerifyResult, implementation
 
@@ -20,7 +21,7 @@ except ImportError:
 
 DEVICE_TYPE = "cuda"  # where launches are kept
 MOST_KNOWN = 4096  # shapes, with at most 8 layouts each
-MOST_SHARED = 8192  # words of scratch that stay allocated for as long as the outputs of the same allocation live
+MOST_SHARED = 2**18  # words of scratch that stay allocated for as long as the outputs of the same allocation live
 
 known: dict = {}  # by target_probs.shape: functions of a call's arguments, each for calls of one layout
 
@@ -32,7 +33,7 @@ def repeat(arguments):
     """
     target = arguments[2]
     # Subclasses and modes want to see what is dispatched.
-    if type(target) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+    if type(target) is torch.Tensor and not is_compiling() and not torch._C._len_torch_dispatch_stack():
         for run in known.get(target.shape, ()):
             result = run(arguments)
             if result is not None:
@@ -82,6 +83,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     written = slice(-2 * brings_out - (call.emitted is not None), None)
     in_one = not brings_out and result_dtype == torch.int64 and words + greedy_words <= MOST_SHARED
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
+    whole, part, own, step, int64 = (2 * half + words + greedy_words,), (B,), (words + greedy_words,), (1,), torch.int64
 
     def run(arguments):
         for x in absent(arguments):
@@ -98,17 +100,17 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
         if was_aligned is not None and ((addresses[draft] | addresses[target]) % 16 == 0) is not was_aligned:
             return None
         if in_one:  # an allocation costs as much as two parts of one
-            scratch = empty((2 * half + words + greedy_words,), (1,), torch.int64)
-            accepted, next_token = part_of(scratch, (B,), (1,), 0), part_of(scratch, (B,), (1,), half)
+            scratch = empty(whole, step, int64)
+            accepted, next_token = part_of(scratch, part, step, 0), part_of(scratch, part, step, half)
             at = scratch.data_ptr()
             addresses += at, at + 8 * half, at + 16 * half, at + 16 * half + 8 * words
         else:
             if brings_out:
                 accepted, next_token = given[-2:]
             else:
-                accepted, next_token = empty((B,), (1,), dtype), empty((B,), (1,), dtype)
+                accepted, next_token = empty(part, step, dtype), empty(part, step, dtype)
                 addresses += accepted.data_ptr(), next_token.data_ptr()
-            scratch = empty((words + greedy_words,), (1,), torch.int64)
+            scratch = empty(own, step, int64)
             at = scratch.data_ptr()
             addresses += at, at + 8 * words
         launch(addresses)
