@@ -109,7 +109,8 @@ def plan_of_logits(call, aligned, config, capacity):
     sizes, strides = (T, V_draft, V, blocks), (*row_strides(call.draft_probs), *row_strides(call.target_probs))
     position, how = max(config.positions, power_of_2(K + 1)), (aligned, config.limbs)
     rows = most + 1 + draft_rows
-    count, pairs = (max(1, min(config.most_blocks, n * blocks // on.fill)) for n in (B * rows, B))
+    work = (B * rows * blocks * config.weigh_warps, B * blocks * config.sum_warps)  # warps, if each program had one block
+    count, pairs = (max(1, min(config.most_blocks, warps // on.threads)) for warps in work)
 
     def options(warps, more=on.locate_options):
         return {"num_warps": warps, **more, **on.exact}
@@ -249,8 +250,7 @@ def is_aligned(call):
 class DeviceFacts:
     """What is done on one device alone."""
 
-    threads: int = 0  # warps that fill it, where the configuration depends on that
-    fill: int = 4  # programs of one warp that fill it
+    threads: int = 4  # warps that fill it
     keeps: bool = False  # whether launches are kept by handles.py
     release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
     wait: Optional[Callable] = None
@@ -268,7 +268,7 @@ def device_facts(device):
         return DeviceFacts(threads=threads, sum_options=OPTIONS, locate_options=OPTIONS, exact={**OPTIONS, **EXACT})
     if device.type == "cpu":
         return DeviceFacts()
-    facts = {"exact": EXACT, "fill": 32 * torch.cuda.get_device_properties(device).multi_processor_count}
+    facts = {"exact": EXACT, "threads": 32 * torch.cuda.get_device_properties(device).multi_processor_count}
     if torch.version.hip is not None:
         return DeviceFacts(**facts)
     facts.update(keeps=keeps_launches(device), sum_options={"maxnreg": 32})  # what a thread has of a full processor

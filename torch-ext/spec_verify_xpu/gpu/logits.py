@@ -313,14 +313,27 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_words = words_of(scratch, own_draft + n, blocks)
-            for block in range(first, last):
-                x = load_block(target_probs, block, V, ALIGNED, LIMBS)
-                y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                m, mass, packed = load_facts(words, block, blocks)
+            x = load_block(target_probs, first, V, ALIGNED, LIMBS)
+            y = load_block(draft_probs, first, V_draft, ALIGNED, LIMBS)
+            m, mass, packed = load_facts(words, first, blocks)
+            draft_m, draft_mass, draft_packed = load_facts(draft_words, first, blocks)
+            for block in range(first, last):  # what the next needs is on its way meanwhile
+                following = tl.minimum(block + 1, last - 1)
+                next_x = load_block(target_probs, following, V, ALIGNED, LIMBS)
+                next_y = load_block(draft_probs, following, V_draft, ALIGNED, LIMBS)
+                next_m, next_mass, next_packed = load_facts(words, following, blocks)
+                next_draft_m, next_draft_mass, next_draft_packed = load_facts(draft_words, following, blocks)
                 p = shares_of(x, m, mass, packed, scale_by)
-                m, mass, packed = load_facts(draft_words, block, blocks)
-                q = shares_of(y, m, mass, packed, scale_by)
+                q = shares_of(y, draft_m, draft_mass, draft_packed, scale_by)
                 tl.store(sums + block, tl.sum(tl.maximum(p - q, 0)))
+                x = next_x
+                y = next_y
+                m = next_m
+                mass = next_mass
+                packed = next_packed
+                draft_m = next_draft_m
+                draft_mass = next_draft_mass
+                draft_packed = next_draft_packed
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
