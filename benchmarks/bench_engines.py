@@ -43,6 +43,7 @@ def check(*shape):
     torch.testing.assert_close(plugin.verify(*arguments(*shape, seeded=True)), expected, rtol=0, atol=0)
 
 
+@torch.inference_mode()  # as the engine runs them
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=50)
