@@ -13,13 +13,14 @@ import torch
 from spec_verify_xpu import eager, ops
 
 BENCH = Path(__file__).parents[1] / "benchmarks" / "bench.py"
+BENCH_LOGITS = BENCH.with_name("bench_logits.py")
 # A compiler takes longer than all these tests, so torch.compile is left out. FlashInfer stands for a peer that cannot run.
 PROVIDERS = ["eager", "eager-route", "flashinfer"]
 
 
-def run(*arguments):
+def run(*arguments, script=BENCH):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, str(BENCH), *map(str, arguments)]
+    command = [sys.executable, str(script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)
 
 
@@ -60,6 +61,43 @@ def test_render(timed):
     assert "| flashinfer | not run: " in rendered.stdout
     assert [x.name for x in path.parent.glob("*.png")] == ["results.vocabulary.png"]
     assert path.with_suffix(".vocabulary.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("temperature", [1, 0.5], ids=str)  # 1 takes a shorter way to probabilities
+def test_logits(temperature, tmp_path):
+    """A finished run and its file: both dtypes, one shape of less than 8 sequences, which draws several seeds."""
+    path, providers = tmp_path / "results.json", ("ours", "softmax+verify", "softmax+flashinfer")
+    options = ("--device", "cpu", "--shapes", "3,2,100", "--iterations", 2, "--temperature", temperature, "--json", path)
+    finished = run(*options, "--providers", *providers, script=BENCH_LOGITS)
+    assert finished.returncode == 0, finished.stderr
+    assert "softmax+verify / ours" in finished.stdout
+    shapes = json.loads(path.read_text())["shapes"]
+    assert [(x["dtype"], x["bytes"], x["temperature"]) for x in shapes] == [
+        ("bfloat16", 2 * 3 * 5 * 100, temperature),
+        ("float32", 4 * 3 * 5 * 100, temperature),
+    ]
+    for shape in shapes:
+        assert tuple(shape["providers"]) == providers
+        assert all("wall_us" in shape["providers"][name] for name in providers[:2])
+
+
+@pytest.fixture
+def bench_logits(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH.parent)
+    return importlib.import_module("bench_logits")
+
+
+def test_gate_of_logits(bench_logits):
+    """Ours must equal what is expected; a peer must stay in range, and draw what has mass."""
+    batch = bench_logits.random_batch(3, 2, 50, torch.float32, "cpu", 1.0, 0)
+    expected = bench_logits.by_eager(batch, 1.0)
+    bench_logits.gate("ours", batch, expected, expected, 1.0)
+    with pytest.raises(SystemExit, match="differs from eager"):
+        bench_logits.gate("ours", batch, (expected.accepted, expected.next_token + 1), expected, 1.0)
+    bench_logits.gate("peer", batch, tuple(expected), None, 1.0)
+    for wrong in ((expected.accepted + 3, expected.next_token), (expected.accepted, expected.next_token + 50)):
+        with pytest.raises(ValueError, match="out of range"):
+            bench_logits.gate("peer", batch, wrong, None, 1.0)
 
 
 @pytest.fixture
