@@ -217,8 +217,8 @@ def apportion_to_blocks(maxima, sums, scale_by, LIMBS: tl.constexpr):
     top = tl.max(maxima, 0)
     p, r = power(tl.where(maxima == top, 0.0, maxima - top), scale_by)
     n = (r - 12582934.0).to(tl.int32)
-    p = (p * 16384.0).to(tl.int32 if LIMBS else tl.int64).to(tl.int64)
-    masses = ((sums >> 3) * p) >> tl.minimum(10 - n, 63).to(tl.int64)
+    masses = (sums >> 3) * (p * 16384.0).to(tl.int32 if LIMBS else tl.int64).to(tl.int64)
+    masses >>= tl.minimum(10 - n, 63).to(tl.int64)
     total = tl.sum(masses, 0)
     factor, shift = quotient(total * 0 + 17592186044416, total, LIMBS)  # 2**44
     shares = scale(masses << 10, tl.broadcast_to(factor << (53 - shift), masses.shape))
