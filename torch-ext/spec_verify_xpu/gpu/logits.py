@@ -217,12 +217,14 @@ def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperat
 
 
 @triton.jit
-def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
+def share_and_pick(rows, row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
                    LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax."""
     t = tl.where(is_known, token, 0).to(tl.int32)
     block = t // BLOCK
-    x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
+    if LIMBS:  # loads have no mask
+        row = tl.where(exists, row, 0)
+    x = load_block(rows + row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
     scale_by = scale_of(T, LIMBS)
     if wait is not None:
         wait()
@@ -256,14 +258,14 @@ def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gree
         row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
         words = words_of(scratch, own + i, blocks)
         is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
+        share_and_pick(target_probs, row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
                        ALIGNED, LIMBS, CAPACITY, wait)
     elif draft_probs is not None:
         row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
         words = words_of(scratch, own_draft + i, blocks)
         is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
         exists = (i < length) & (is_greedy == 0)
-        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
+        share_and_pick(draft_probs, row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
                        exists, ALIGNED, LIMBS, CAPACITY, wait)
 
 
