@@ -25,7 +25,8 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def intel(monkeypatch):
     """CPU tensors stand in for those of an XPU."""
-    monkeypatch.setitem(config.CONFIGURATIONS, "cpu", config.CONFIGURATIONS["xpu"])
+    for configurations in (config.CONFIGURATIONS, config.LOGITS):
+        monkeypatch.setitem(configurations, "cpu", configurations["xpu"])
     runtime.install()
 
 

@@ -7,6 +7,7 @@ import runtime
 from spec_verify_xpu.gpu import config
 
 os.environ["TRITON_INTERPRET"] = "0"
-config.CONFIGURATIONS["cpu"] = config.CONFIGURATIONS["xpu"]
+for configurations in (config.CONFIGURATIONS, config.LOGITS):
+    configurations["cpu"] = configurations["xpu"]
 runtime.install()
 fuzz.main()

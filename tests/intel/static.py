@@ -19,9 +19,11 @@ import torch
 from triton._C.libtriton import intel
 
 import runtime
-from batches import random_batch
-from compile_only import CompileOnly, serve
+import spec_verify_xpu as sv
+from batches import as_logits, random_batch
+from compile_only import KERNELS, CompileOnly, serve, serve_logits
 from spec_verify_xpu.gpu import config, launch
+from spec_verify_xpu.rule import BLOCK
 
 OCLOC = os.environ.get("OCLOC", "ocloc")
 RECORD = Path(__file__).parents[2] / "docs/intel_static.json"
@@ -31,6 +33,7 @@ SUB_GROUPS = (16, 32)
 VOCABULARIES = (32000, 32001)  # aligned rows and not
 DRAFTS = ("probs", "one_hot")
 DTYPES = (torch.float32, torch.bfloat16)
+LOGITS_KERNELS = ("weigh_blocks", "share_rows", "sum_residual", "draw")
 
 
 def ocloc(*arguments, spirv=b""):
@@ -60,9 +63,11 @@ def compile_for(run, setting, sub_group):
     """The kernels that run() launches in one configuration, compiled."""
     runtime.install(sub_group)
     compiled = []
-    stand_ins = {name: CompileOnly(getattr(launch, name), compiled) for name in ("sum_chunks", "locate", "write_tokens")}
-    with mock.patch.multiple(launch, CONFIGURATIONS={"cpu": lambda *_: setting}, **stand_ins):
-        run()
+    stand_ins = {name: CompileOnly(getattr(launch, name), compiled) for name in KERNELS}
+    facts = launch.DeviceFacts(exact=launch.EXACT)
+    with mock.patch.multiple(launch, CONFIGURATIONS={"cpu": lambda *_: setting}, device_facts=lambda _: facts, **stand_ins):
+        with mock.patch.dict(config.LOGITS, {"cpu": config.LOGITS["xpu"]}):
+            run()
     return compiled
 
 
@@ -76,6 +81,19 @@ def serving_kernels():
     """Those of ragged and greedy sequences, of seeds, emitted tokens, and scores of every dtype, as an XPU gets them."""
     batch = random_batch(2, 3, 32001)
     return [kernel for setting in SETTINGS for kernel in compile_for(lambda: serve(batch), setting, sub_group=16)]
+
+
+def logits_kernels(V, draft, dtype):
+    """Those of `verify_logits` for 8 sequences of 5 drafts with temperatures."""
+    tokens, q, p, *uniforms, _ = random_batch(8, 5, V, dtype=dtype, one_hot=draft == "one_hot")
+    options = {"temperature": torch.ones(8), "impl": "triton"}
+    return compile_for(lambda: sv.verify_logits(tokens, as_logits(q), as_logits(p), *uniforms, **options), None, sub_group=16)
+
+
+def logits_serving_kernels():
+    """Those of ragged and greedy sequences, of seeds, emitted tokens, and rows of every dtype."""
+    batch = random_batch(2, 3, 32001)
+    return compile_for(lambda: serve_logits(batch), None, sub_group=16)
 
 
 def measure(kernel, gpu):
@@ -100,7 +118,22 @@ def measure(kernel, gpu):
         "grf": number(r"numGRF=(\d+)"),
         "fp64": len(re.findall(r":df\b", code)),
         "atomics": len(re.findall(r"\batomic", code)),
+        "fused": len(re.findall(r"\bmad\b.*:f\b", code)),
+        "loop": longest_loop(code),
     }
+
+
+def longest_loop(code):
+    """Instructions of the longest loop, from the label that a later line jumps back to."""
+    starts, count, longest = {}, 0, 0
+    for line in code.splitlines():
+        if label := re.match(r"(\w+):", line):
+            starts[label[1]] = count
+        elif re.match(r"\s*(\(\S+\)\s+)?[a-z]\w*(\.\w+)* ", line):
+            count += 1
+            if jump := re.search(r"\b(?:while|jmpi)\b(?: +\(\S+\))? +(\w+)", line):
+                longest = max(longest, count - starts.get(jump[1], count))
+    return longest
 
 
 def measurements():
@@ -109,6 +142,11 @@ def measurements():
         ({"V": V, "draft": draft, "dtype": str(dtype).split(".")[1], "chunk": setting.chunk, "chunks": setting.chunks}, kernel)
         for setting, sub_group, V, draft, dtype in itertools.product(SETTINGS, SUB_GROUPS, VOCABULARIES, DRAFTS, DTYPES)
         for kernel in launched_kernels(setting, sub_group, V, draft, dtype)
+    ]
+    compiled += [
+        ({"V": V, "draft": draft, "dtype": str(dtype).split(".")[1], "chunk": BLOCK, "chunks": 1}, kernel)
+        for V, draft, dtype in itertools.product(VOCABULARIES, DRAFTS, DTYPES)
+        for kernel in logits_kernels(V, draft, dtype)
     ]
 
     def row(job):
@@ -131,9 +169,14 @@ def is_plain(row):
 
 
 def table(rows):
-    """Instructions for float32 rows with draft probabilities; those of sum_chunks also as instructions * warps / entries."""
+    """Instructions for float32 rows with draft probabilities; those of sum_chunks also as instructions * warps / entries.
+
+    Of the kernels of logits the same of their longest loop: of the first and the third that is what a block takes.
+    """
     lines = [f"ocloc {version()}", "GPU   threads  chunks     sum_chunks 32000, 32001         locate 32000, 32001"]
-    rows = sorted(filter(is_plain, rows), key=lambda row: (GPUS.index(row["gpu"]), row["sub_group"], -row["chunk"]))
+    of_logits = [row for row in filter(is_plain, rows) if row["kernel"] in LOGITS_KERNELS]
+    rows = [row for row in filter(is_plain, rows) if row["kernel"] in ("sum_chunks", "locate")]
+    rows = sorted(rows, key=lambda row: (GPUS.index(row["gpu"]), row["sub_group"], -row["chunk"]))
     for (gpu, threads, chunk), group in itertools.groupby(rows, lambda row: (row["gpu"], row["sub_group"], row["chunk"])):
         group = list(group)
         sums, searches = ([row for row in group if row["kernel"] == name] for name in ("sum_chunks", "locate"))
@@ -144,6 +187,15 @@ def table(rows):
         line += "".join(f"{row['instructions']:12}" for row in searches)
         spills = [row["spill"] for row in group]
         lines.append(line + f"  spilled bytes: {spills}" * any(spills))
+    lines.append("GPU     " + "".join(f"{name + ' 32000, 32001':30}" for name in LOGITS_KERNELS))
+    for gpu, group in itertools.groupby(of_logits, lambda row: row["gpu"]):
+        line, group = f"{gpu:6}", list(group)
+        for name in LOGITS_KERNELS:
+            cells = [
+                f"{row['instructions']} ({row['loop'] * row['warps'] / BLOCK:.2f})" for row in group if row["kernel"] == name
+            ]
+            line += f"  {', '.join(cells):28}"
+        lines.append(line + f"  spilled bytes: {sum(row['spill'] for row in group)}" * any(row["spill"] for row in group))
     return "\n".join(lines)
 
 

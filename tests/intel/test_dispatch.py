@@ -69,10 +69,10 @@ def test_launches_on_the_tensors_device(iris_xe, monkeypatch, B, chunk, programs
         assert chunk in [x for x in args if isinstance(x, int)] and args[-1] is None  # no overlapped launches
 
 
-def test_option_of_the_sub_group_is_one_that_this_triton_knows():
+def test_options_are_those_that_this_triton_knows():
     from triton.backends.intel.compiler import XPUOptions
 
-    assert set(xpu.OPTIONS) < set(XPUOptions.__dataclass_fields__)
+    assert {*xpu.OPTIONS, *launch.EXACT} < set(XPUOptions.__dataclass_fields__)
 
 
 def test_nothing_waits_for_a_device_or_makes_a_stream():

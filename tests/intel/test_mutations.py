@@ -10,8 +10,14 @@ import pytest
 import torch
 
 import runtime
+import spec_verify_xpu as sv
 from batches import assert_equals_rule, random_batch
+from spec_verify_xpu import rule
 from spec_verify_xpu.gpu import config
+
+
+KERNELS = ("sum_chunks", "locate")
+LOGITS_KERNELS = ("weigh_blocks", "share_rows", "sum_residual", "draw")
 
 
 def no_barriers(llir):
@@ -31,14 +37,46 @@ def mask_off_by_one(llir):
     return llir
 
 
-def check(kernel, mutation):
-    """Parity with the rule, one kernel mutated. 601 entries are two chunks, of rows that are not aligned.
+def contraction(llir):
+    """A product and the constant that is added to it are rounded once, not twice."""
+    products = dict(re.findall(r"(%\d+) = fmul float (%\d+, %\d+)\n", llir))
+
+    def fused(add):
+        name, product, constant = add.groups()
+        if product not in products:
+            return add[0]
+        a, b = products[product].split(", ")
+        return f"{name} = call float @llvm.fma.f32(float {a}, float {b}, float {constant})"
+
+    fma = "declare float @llvm.fma.f32(float, float, float)\n"
+    return re.sub(r"(%\d+) = fadd float (%\d+), (0x\w+)", fused, llir) + fma
+
+
+def check_probs():
+    """Parity with the rule. 601 entries are two chunks, of rows that are not aligned.
 
     The last entry holds a third of a row, so that a draw often ends there.
     """
     batch = random_batch(200, 2, 601)
     batch.target_probs[..., -1] = batch.target_probs.sum(-1) / 2
-    config.CONFIGURATIONS["cpu"] = config.CONFIGURATIONS["xpu"]
+    assert_equals_rule(batch, "triton", torch.device("cpu"))
+
+
+def check_logits():
+    """Draws at both ends of an entry's interval by the rule, in two blocks, of rows that are not aligned."""
+    row = 3 * torch.randn(1041, generator=torch.Generator().manual_seed(0))
+    P = torch.tensor(rule.probabilities(row.tolist(), 1.0))
+    ids = torch.arange(0, 1041, 10)
+    ends = P.cumsum(0)[ids]
+    for uniform in (ends - P[ids] << 19, (ends << 19) - 1):
+        found = sv.sample_logits(row.expand(len(ids), -1), uniform, impl="triton")
+        assert torch.equal(found, ids), f"{found}, by the rule {ids}"
+
+
+def check(kernel, mutation):
+    """One of these, a kernel mutated."""
+    for configurations in (config.CONFIGURATIONS, config.LOGITS):
+        configurations["cpu"] = configurations["xpu"]
 
     @functools.wraps(mutation)
     def mutate(llir):
@@ -47,7 +85,10 @@ def check(kernel, mutation):
         return result
 
     runtime.install(mutate=mutate)
-    assert_equals_rule(batch, "triton", torch.device("cpu"))
+    if kernel in KERNELS:
+        check_probs()
+    else:
+        check_logits()
 
 
 def in_a_process(kernel, mutation, cache):
@@ -58,18 +99,27 @@ def in_a_process(kernel, mutation, cache):
 
 
 @pytest.mark.parametrize(
-    "kernel, mutation", [("locate", no_barriers), ("locate", wrong_shuffle), ("sum_chunks", mask_off_by_one)]
+    "kernel, mutation",
+    [
+        ("locate", no_barriers),
+        ("locate", wrong_shuffle),
+        ("sum_chunks", mask_off_by_one),
+        ("weigh_blocks", contraction),
+        ("draw", contraction),
+    ],
 )
 def test_mutation_is_noticed(kernel, mutation, tmp_path):
     """By a mismatch, or by a crash."""
     result = in_a_process(kernel, mutation, tmp_path)
-    assert result.stdout.split() == ["changed" if kernel == name else "unchanged" for name in ("sum_chunks", "locate")]
+    compiled = KERNELS if kernel in KERNELS else LOGITS_KERNELS
+    assert result.stdout.split() == ["changed" if kernel == name else "unchanged" for name in compiled], result.stderr
     assert "by the rule" in result.stderr or result.returncode < 0, result.stderr
 
 
-def test_what_is_not_mutated_passes(tmp_path):
-    result = in_a_process("locate", runtime.unchanged, tmp_path)
-    assert result.returncode == 0 and result.stdout.split() == ["unchanged"] * 2, result.stderr
+@pytest.mark.parametrize("compiled", [KERNELS, LOGITS_KERNELS], ids=["probs", "logits"])
+def test_what_is_not_mutated_passes(compiled, tmp_path):
+    result = in_a_process(compiled[0], runtime.unchanged, tmp_path)
+    assert result.returncode == 0 and result.stdout.split() == ["unchanged"] * len(compiled), result.stderr
 
 
 if __name__ == "__main__":

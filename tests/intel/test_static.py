@@ -4,12 +4,16 @@ import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton._C.libtriton import intel
 
 import static
+
+CONTRACTION_OFF = 3 << 16 | 16, 31  # OpExecutionMode, and after the kernel's id the mode
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +24,12 @@ def rows():
 
 
 def test_every_kernel_is_there(rows):
-    """Two kernels for each launch on each GPU that this ocloc knows, Iris Xe among them."""
-    launches = (
-        len(static.SETTINGS) * len(static.SUB_GROUPS) * len(static.VOCABULARIES) * len(static.DRAFTS) * len(static.DTYPES)
-    )
+    """Those of each launch on each GPU that this ocloc knows, Iris Xe among them: two of probabilities, four of logits."""
+    launches = len(static.VOCABULARIES) * len(static.DRAFTS) * len(static.DTYPES)
+    kernels = launches * (2 * len(static.SETTINGS) * len(static.SUB_GROUPS) + len(static.LOGITS_KERNELS))
     gpus = static.known_gpus()
     assert "tgllp" in gpus
-    assert len(set(map(static.case, rows))) == len(rows) == 2 * launches * len(gpus)
+    assert len(set(map(static.case, rows))) == len(rows) == kernels * len(gpus)
     assert all(row["instructions"] > 100 and row["simd"] == row["sub_group"] for row in rows)
 
 
@@ -35,11 +38,28 @@ def test_what_must_not_be_there(rows, what):
     assert [row for row in rows if row[what]] == []
 
 
-def test_what_must_not_be_there_in_serving():
-    jobs = itertools.product(static.serving_kernels(), static.known_gpus())
+def test_logits_have_no_fused_products(rows):
+    """A product and a sum in one instruction round once. The SPIR-V says so, and native code obeys."""
+    of_logits = [row for row in rows if row["kernel"] in static.LOGITS_KERNELS]
+    assert of_logits and [row for row in of_logits if row["fused"]] == []
+    for kernel in static.logits_kernels(32001, "probs", torch.float32):
+        spirv = np.frombuffer(intel.translate_to_spirv(kernel.asm["llir"])[0], np.uint32)
+        assert any(np.array_equal(spirv[i : i + 3 : 2], CONTRACTION_OFF) for i in range(len(spirv))), kernel.name
+
+
+@pytest.mark.parametrize(
+    "kernels, names",
+    [
+        (static.serving_kernels, {"sum_chunks", "locate", "write_tokens"}),
+        (static.logits_serving_kernels, set(static.LOGITS_KERNELS)),
+    ],
+    ids=["probs", "logits"],
+)
+def test_what_must_not_be_there_in_serving(kernels, names):
+    jobs = itertools.product({kernel.hash: kernel for kernel in kernels()}.values(), static.known_gpus())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(lambda job: (job[0].name, job[1], static.measure(*job)), jobs))
-    assert {name for name, _, _ in rows} == {"sum_chunks", "locate", "write_tokens"}
+    assert {name for name, _, _ in rows} == names
     assert [row for row in rows if row[2]["spill"] or row[2]["fp64"] or row[2]["atomics"]] == []
 
 

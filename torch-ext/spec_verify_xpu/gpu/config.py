@@ -73,7 +73,7 @@ class LogitsConfig:
 
 # A warp that owns a block of 1,024 logits needs no barrier for its maximum and sum.
 LOGITS_CUDA = LogitsConfig(False, 8, weigh_warps=1, share_warps=4, sum_warps=2, draw_warps=4, positions=32, blocks=(128, 512))
-LOGITS_XPU = LogitsConfig(True, 8, weigh_warps=8, share_warps=8, sum_warps=8, draw_warps=8, positions=16, blocks=(128, 512))
+LOGITS_XPU = LogitsConfig(True, 8, weigh_warps=8, share_warps=8, sum_warps=16, draw_warps=16, positions=16, blocks=(128, 512))
 LOGITS_INTERPRETER = LogitsConfig(False, 2, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512))
 LOGITS = {"cuda": LOGITS_CUDA, "xpu": LOGITS_XPU, "cpu": LOGITS_INTERPRETER}
 

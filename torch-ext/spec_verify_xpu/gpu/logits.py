@@ -21,6 +21,7 @@ from .numbers import (
     scale,
     scale_of,
     share,
+    total_of,
     weigh,
     weigh_finite,
 )
@@ -97,7 +98,7 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
             x = load_block(row, block, V, ALIGNED, LIMBS)
             m = tl.max(x)
             m = tl.where(m == m, m, float("-inf"))
-            mass = tl.sum(weigh_finite(x, m, scale_by).to(tl.int64))
+            mass = total_of(weigh_finite(x, m, scale_by), LIMBS)
             if m == float("inf"):
                 mass = tl.sum((x == m).to(tl.int32)).to(tl.int64) * LARGEST_WEIGHT
             tl.store(words + block, m.to(tl.int32, bitcast=True).to(tl.int64))
@@ -105,27 +106,27 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
 
 
 @triton.jit
-def share_row(words, blocks, scale_by, CAPACITY: tl.constexpr):
+def share_row(words, blocks, scale_by, LIMBS: tl.constexpr, CAPACITY: tl.constexpr):
     """Give a row's blocks their shares, once all are summarized: writes them, and returns what `at_block` takes."""
     i = tl.arange(0, CAPACITY)
     exists = i < blocks
     maxima = tl.load(words + i, mask=exists, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
     words += even(blocks)
     sums = tl.load(words + i, mask=exists, other=0)
-    masses, factor, shift = apportion_to_blocks(maxima, sums, scale_by)
+    masses, factor, shift = apportion_to_blocks(maxima, sums, scale_by, LIMBS)
     tl.store(words + i, masses, mask=exists)
     tl.store(words + even(blocks) + i, shift << 32 | factor, mask=exists)
     return maxima, masses, factor, shift
 
 
 @triton.jit
-def shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY: tl.constexpr):
+def shares_at(x, block, maxima, masses, factor, shift, scale_by, LIMBS: tl.constexpr, CAPACITY: tl.constexpr):
     """The probabilities of a block's logits x, from what share_row returned."""
     here = tl.arange(0, CAPACITY) == block
     m = tl.max(tl.where(here, maxima, float("-inf")), 0)
     mass, factor, shift = tl.sum(tl.where(here, masses, 0)), tl.sum(tl.where(here, factor, 0)), tl.sum(tl.where(here, shift, 0))
     w = weigh(x, m, scale_by)
-    return give_rest(share(w, factor, shift), w, mass)
+    return give_rest(share(w, factor, shift, LIMBS), w, mass, LIMBS)
 
 
 @triton.jit
@@ -137,10 +138,10 @@ def load_facts(words, block, blocks):
 
 
 @triton.jit
-def shares_of(x, m, mass, packed, scale_by):
+def shares_of(x, m, mass, packed, scale_by, LIMBS: tl.constexpr):
     """The probabilities of a block's logits x, from its facts."""
     w = weigh(x, m, scale_by)
-    return give_rest(share(w, packed & LOW_32, packed >> 32), w, mass)
+    return give_rest(share(w, packed & LOW_32, packed >> 32, LIMBS), w, mass, LIMBS)
 
 
 @triton.jit
@@ -170,15 +171,15 @@ def end_of(tokens, u, chances, draft_chances, length, V_draft, is_greedy, POSITI
 
 
 @triton.jit
-def residual(x, y, words, draft_words, block, blocks, token, scale_by):
+def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl.constexpr):
     """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
     m, mass, packed = load_facts(words, block, blocks)
-    p = shares_of(x, m, mass, packed, scale_by)
+    p = shares_of(x, m, mass, packed, scale_by, LIMBS)
     if draft_words is None:
         return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
     else:
         m, mass, packed = load_facts(draft_words, block, blocks)
-        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, packed, scale_by), 0))
+        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, packed, scale_by, LIMBS), 0))
 
 
 # As in kernels.py, one compiled kernel serves every shape.
@@ -216,12 +217,14 @@ def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperat
 
 
 @triton.jit
-def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
+def share_and_pick(rows, row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
                    LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax."""
     t = tl.where(is_known, token, 0).to(tl.int32)
     block = t // BLOCK
-    x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
+    if LIMBS:  # loads have no mask
+        row = tl.where(exists, row, 0)
+    x = load_block(rows + row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
     scale_by = scale_of(T, LIMBS)
     if wait is not None:
         wait()
@@ -229,10 +232,10 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
         if is_greedy:
             tl.store(chance, largest_block_of(words, blocks, CAPACITY))
         else:
-            maxima, masses, factor, shift = share_row(words, blocks, scale_by, CAPACITY)
-            shares = shares_at(x, block, maxima, masses, factor, shift, scale_by, CAPACITY)
+            maxima, masses, factor, shift = share_row(words, blocks, scale_by, LIMBS, CAPACITY)
+            shares = shares_at(x, block, maxima, masses, factor, shift, scale_by, LIMBS, CAPACITY)
             v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-            tl.store(chance, tl.sum(tl.where((v == t) & is_known, shares, 0)))
+            tl.store(chance, total_of(tl.where((v == t) & is_known, shares, 0), LIMBS))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -255,14 +258,14 @@ def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gree
         row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
         words = words_of(scratch, own + i, blocks)
         is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
+        share_and_pick(target_probs, row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
                        ALIGNED, LIMBS, CAPACITY, wait)
     elif draft_probs is not None:
         row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
         words = words_of(scratch, own_draft + i, blocks)
         is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
         exists = (i < length) & (is_greedy == 0)
-        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
+        share_and_pick(draft_probs, row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
                        exists, ALIGNED, LIMBS, CAPACITY, wait)
 
 
@@ -313,27 +316,14 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_words = words_of(scratch, own_draft + n, blocks)
-            x = load_block(target_probs, first, V, ALIGNED, LIMBS)
-            y = load_block(draft_probs, first, V_draft, ALIGNED, LIMBS)
-            m, mass, packed = load_facts(words, first, blocks)
-            draft_m, draft_mass, draft_packed = load_facts(draft_words, first, blocks)
-            for block in range(first, last):  # what the next needs is on its way meanwhile
-                following = tl.minimum(block + 1, last - 1)
-                next_x = load_block(target_probs, following, V, ALIGNED, LIMBS)
-                next_y = load_block(draft_probs, following, V_draft, ALIGNED, LIMBS)
-                next_m, next_mass, next_packed = load_facts(words, following, blocks)
-                next_draft_m, next_draft_mass, next_draft_packed = load_facts(draft_words, following, blocks)
-                p = shares_of(x, m, mass, packed, scale_by)
-                q = shares_of(y, draft_m, draft_mass, draft_packed, scale_by)
-                tl.store(sums + block, tl.sum(tl.maximum(p - q, 0)))
-                x = next_x
-                y = next_y
-                m = next_m
-                mass = next_mass
-                packed = next_packed
-                draft_m = next_draft_m
-                draft_mass = next_draft_mass
-                draft_packed = next_draft_packed
+            for block in range(first, last):
+                x = load_block(target_probs, block, V, ALIGNED, LIMBS)
+                y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
+                m, mass, packed = load_facts(words, block, blocks)
+                p = shares_of(x, m, mass, packed, scale_by, LIMBS)
+                m, mass, packed = load_facts(draft_words, block, blocks)
+                q = shares_of(y, m, mass, packed, scale_by, LIMBS)
+                tl.store(sums + block, total_of(tl.maximum(p - q, 0), LIMBS))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -390,13 +380,13 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
         target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
         if draft_probs is None:
-            w = residual(x, x, words, None, block, blocks, token, scale_by)
+            w = residual(x, x, words, None, block, blocks, token, scale_by, LIMBS)
         else:
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)  # past the last draft is no row
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
             draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
-            w = residual(x, y, words, draft_words, block, blocks, token, scale_by)
+            w = residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS)
         running = tl.cumsum(w, 1) - (threshold - before)
         place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
         write_token(next_token, emitted, n, place.to(tl.int64) + one, one == 0)

@@ -116,18 +116,31 @@ def scale(u, n):
 
 
 @triton.jit
+def divide(dividend, divisor):
+    """floor(dividend / divisor): int64 in [2**60, 2**61) by uint32 in [2**30, 2**31] -> int32.
+
+    What Intel's compiler makes of a division in 64 bits takes fp64 or hundreds of instructions. Here float32 only guesses, to
+    2**-20 of it, first from below to ten bits or less, then the rest to one; remainders are integers.
+    """
+    inverse = 1.0 / divisor.to(tl.float32)
+    high = ((dividend >> 30).to(tl.int32).to(tl.float32) * (inverse * 1048576.0)).to(tl.int32) - 4  # 2**20
+    rest = dividend - ((high.to(tl.uint32).to(tl.uint64) * divisor.to(tl.uint64)).to(tl.int64) << 10)  # below 2**44
+    low = ((rest >> 14).to(tl.int32).to(tl.float32) * (inverse * 16384.0)).to(tl.int32)
+    rest -= (low.to(tl.uint32).to(tl.uint64) * divisor.to(tl.uint64)).to(tl.int64)
+    return (high << 10) + low + (rest >= divisor.to(tl.int64)).to(tl.int32) - (rest < 0).to(tl.int32)
+
+
+@triton.jit
 def scale_of(temperature, LIMBS: tl.constexpr):
     """log2(e) / temperature, to the nearest float32."""
     T = tl.minimum(tl.maximum(temperature, 8.67361737988403547e-19), 1152921504606846976.0)  # 2**-60, 2**60
-    if LIMBS:  # Intel's quotients of floats are not the nearest: 24 bits of one of integers, and the rest compared with 1/2
+    if LIMBS:  # Intel's quotients of floats are not the nearest: that of the mantissas in integers, rounded. It is never a tie
         fields = T.to(tl.int32, bitcast=True)
-        divisor = ((fields & 0x7FFFFF) | 0x800000).to(tl.int64)
-        is_less = divisor > 0xB8AA3B  # than 1, what the mantissas' quotient is
-        dividend = tl.where(is_less, 0xB8AA3B << 24, 0xB8AA3B << 23).to(tl.int64)
-        quotient = dividend // divisor
-        quotient += (2 * (dividend - quotient * divisor) > divisor).to(tl.int64)
-        exponent = 254 - (fields >> 23) - is_less.to(tl.int32)
-        return ((exponent << 23) + (quotient.to(tl.int32) - 0x800000)).to(tl.float32, bitcast=True)
+        divisor = (fields & 0x7FFFFF) | 0x800000
+        is_less = (divisor > 0xB8AA3B).to(tl.int32)  # than 1, what the mantissas' quotient is
+        mantissas = divide(tl.full((), 0xB8AA3B << 37, tl.int64), divisor.to(tl.uint32) << 7)
+        rounded = (mantissas + (64 >> is_less)) >> (7 - is_less)
+        return (((254 - (fields >> 23) - is_less) << 23) + (rounded - 0x800000)).to(tl.float32, bitcast=True)
     else:
         return tl.div_rn(T * 0.0 + LOG2E, T)
 
@@ -159,49 +172,83 @@ def weigh(x, maximum, scale_by):
 
 
 @triton.jit
-def size(x):
+def size(x, LIMBS: tl.constexpr):
     """How many bits a positive int64 has. Without the bit behind the first it does not round up to more."""
-    return ((x & ~(x >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
+    if LIMBS:
+        high = (x >> 32).to(tl.uint32)
+        word = tl.where(high > 0, high, x.to(tl.uint32))
+        return ((word & ~(word >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - tl.where(high > 0, 94, 126)
+    else:
+        return ((x & ~(x >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
 
 
 @triton.jit
-def quotient(total, mass):
+def quotient(total, mass, LIMBS: tl.constexpr):
     """(factor, shift): of the total, a weight of the mass that shares it gets weight * factor >> shift. Some may be left."""
     total = tl.maximum(total, 1)
     mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
-    dividend = total << (61 - size(total)).to(tl.int64)
-    divisor = (mass >> (size(mass) - 31).to(tl.int64)) + 1
-    factor = dividend.to(tl.uint64) // divisor.to(tl.uint64)
-    return factor.to(tl.int64), tl.minimum(30 + size(mass) - size(total), 63).to(tl.int64)
+    dividend = total << (61 - size(total, LIMBS)).to(tl.int64)
+    divisor = (mass >> (size(mass, LIMBS) - 31).to(tl.int64)) + 1
+    if LIMBS:
+        factor = divide(dividend, divisor.to(tl.uint32))
+    else:
+        factor = dividend.to(tl.uint64) // divisor.to(tl.uint64)
+    return factor.to(tl.int64), tl.minimum(30 + size(mass, LIMBS) - size(total, LIMBS), 63).to(tl.int64)
 
 
 @triton.jit
-def apportion_to_blocks(maxima, sums, scale_by):
+def total_of(x, LIMBS: tl.constexpr):
+    """The sum of entries that are below 2**32 (uint32, up to 2**15 of them), or that with their sum are at most 2**44 (int64).
+
+    With limbs two sums of 32 bits: of high parts, and of all that wraps around, which tells that of the low ones.
+    """
+    if LIMBS:
+        LOW: tl.constexpr = 16 if x.dtype == tl.uint32 else 22
+        high = tl.sum((x >> LOW).to(tl.int32))
+        low = (tl.sum(x.to(tl.int32)) - (high << LOW)).to(tl.uint32)
+        return (high.to(tl.int64) << LOW) + low.to(tl.int64)
+    else:
+        return tl.sum(x.to(tl.int64))
+
+
+@triton.jit
+def apportion_to_blocks(maxima, sums, scale_by, LIMBS: tl.constexpr):
     """Of each block [n]: its share of 2**44, and the factor and shift by which its entries share that."""
     top = tl.max(maxima, 0)
     p, r = power(tl.where(maxima == top, 0.0, maxima - top), scale_by)
     n = (r - 12582934.0).to(tl.int32)
-    masses = (((sums >> 3) * (p * 16384.0).to(tl.int64)) >> tl.minimum(10 - n, 63).to(tl.int64))
+    masses = (sums >> 3) * (p * 16384.0).to(tl.int32 if LIMBS else tl.int64).to(tl.int64)
+    masses >>= tl.minimum(10 - n, 63).to(tl.int64)
     total = tl.sum(masses, 0)
-    factor, shift = quotient(total * 0 + 17592186044416, total)  # 2**44
+    factor, shift = quotient(total * 0 + 17592186044416, total, LIMBS)  # 2**44
     shares = scale(masses << 10, tl.broadcast_to(factor << (53 - shift), masses.shape))
     i = tl.arange(0, maxima.shape[0])
     first = tl.min(tl.where(masses == tl.max(masses, 0), i, 0x7FFFFFFF), 0)
-    left = tl.where(total > 0, 17592186044416 - tl.sum(shares, 0), 0)
+    left = tl.where(total > 0, 17592186044416 - total_of(shares, LIMBS), 0)
     shares += tl.where(i == first, left, 0)
-    factor, shift = quotient(shares, sums)
+    factor, shift = quotient(shares, sums, LIMBS)
     return shares, factor, shift
 
 
 @triton.jit
-def share(w, factor, shift):
+def share(w, factor, shift, LIMBS: tl.constexpr):
     """What weights get by `quotient`'s factor, which has 31 bits: one product of 32 bits by 32."""
-    return ((w.to(tl.uint32).to(tl.uint64) * factor.to(tl.uint32).to(tl.uint64)) >> shift.to(tl.uint64)).to(tl.int64)
+    if LIMBS:  # both halves are shifted by themselves
+        low = w * factor.to(tl.uint32)
+        high = tl.umulhi(w, tl.broadcast_to(factor.to(tl.uint32), w.shape))
+        by = shift.to(tl.uint32) & 31
+        is_less = shift < 32
+        low = tl.where(is_less, low, high) >> by
+        high = tl.where(is_less, high, 0)
+        low |= high << 1 << (31 - by)
+        return ((high >> by).to(tl.int64) << 32) | low.to(tl.int64)
+    else:
+        return ((w.to(tl.uint32).to(tl.uint64) * factor.to(tl.uint32).to(tl.uint64)) >> shift.to(tl.uint64)).to(tl.int64)
 
 
 @triton.jit
-def give_rest(shares, w, mass):
+def give_rest(shares, w, mass, LIMBS: tl.constexpr):
     """shares [1, n] of a block whose weights are w, and to the first of the largest what is left of its mass."""
     i = tl.arange(0, shares.shape[1])[None, :]
     first = tl.min(tl.where(w.to(tl.int64) == LARGEST_WEIGHT, i, 0x7FFFFFFF))
-    return shares + tl.where(i == first, mass - tl.sum(shares), 0)
+    return shares + tl.where(i == first, mass - total_of(shares, LIMBS), 0)
