@@ -278,7 +278,7 @@ def test_triton_never_falls_back(monkeypatch):
 def test_the_operator_refuses_an_unknown_implementation():
     inputs, results = [good()[name] for name in NAMES], [torch.empty(B, dtype=torch.int64) for _ in range(2)]
     with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
-        sv.ops.ops.verify(*inputs, None, None, SAMPLE, None, None, K, None, False, None, None, *results, "nonsense")
+        sv.ops.ops.verify(*inputs, None, None, SAMPLE, None, None, K, None, False, None, 1.0, None, *results, "nonsense")
 
 
 def test_rows_that_are_not_contiguous_below_the_public_function(impl):

@@ -49,7 +49,7 @@ def test_opcheck(batch, ragged, chance, given, logits, impl, device):
         ops.verify.default,
         (
             source.draft_tokens, source.draft_probs if given else None, source.target_probs, accept, sample, *seeds, SAMPLE,
-            lengths, source.cu_drafts if ragged else None, 4, greedy, logits, temperature,
+            lengths, source.cu_drafts if ragged else None, 4, greedy, logits, temperature, 1.0,
             torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, *outputs, impl,
         ),
     )  # fmt: skip

@@ -57,7 +57,7 @@ def test_launches_on_the_tensors_device(iris_xe, monkeypatch, B, chunk, programs
         tokens = torch.empty(B, 5, dtype=torch.int64, device=XPU)
         results = (torch.empty(B, dtype=torch.int64, device=XPU) for _ in range(2))
         launch.verify(
-            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, False, None, None, *results)
+            Call(tokens, draft, target, *uniforms, None, None, SAMPLE, None, None, 5, None, False, None, 1.0, None, *results)
         )
     assert iris_xe == [XPU, None]
     assert [(name, grid, device) for name, grid, device, *_ in calls] == [

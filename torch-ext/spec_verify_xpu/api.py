@@ -14,6 +14,7 @@ from .validation import (
     PROBABILITIES,
     ROWS,
     SCORES,
+    number_of,
     require_int,
     require_rows,
     validate_dense,
@@ -125,7 +126,7 @@ def verify(
     """
     pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, None)
-    options = dtype, impl, None, False
+    options = dtype, impl, None, False, 1.0
     arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
     return (generator is None and repeat(arguments)) or run(dense_call, arguments, generator, out)
 
@@ -188,7 +189,7 @@ def verify_varlen(
     """
     pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, None)
-    options = dtype, impl, max_drafts, False
+    options = dtype, impl, max_drafts, False, 1.0
     arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
     return (generator is None and repeat(arguments)) or run(ragged_call, arguments, generator, out)
 
@@ -238,8 +239,9 @@ def verify_logits(
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
     pair = NEITHER if out is None else pair_of(out)
+    temperature, one_temperature = number_of(temperature)
     rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, temperature)
-    options = dtype, impl, None, True
+    options = dtype, impl, None, True, one_temperature
     arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
     return (generator is None and repeat(arguments)) or run(dense_call, arguments, generator, out)
 
@@ -281,8 +283,9 @@ def verify_logits_varlen(
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
     """
     pair = NEITHER if out is None else pair_of(out)
+    temperature, one_temperature = number_of(temperature)
     rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, temperature)
-    options = dtype, impl, max_drafts, True
+    options = dtype, impl, max_drafts, True, one_temperature
     arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
     return (generator is None and repeat(arguments)) or run(ragged_call, arguments, generator, out)
 
@@ -321,7 +324,7 @@ def verify_greedy(
     result = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
-    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, False, None, emitted, *result, impl)
+    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, False, None, 1.0, emitted, *result, impl)
     return VerifyResult(*result)
 
 
@@ -407,19 +410,19 @@ def sample_logits(
 def sample_rows(name, rows, uniform, logits, temperature, seed, offset, generator, dtype, out, impl):
     """Draw from rows, which the caller knows by this name."""
     leading, device = require_rows(name, rows, PROBABILITIES, None, "[.., V]"), rows.device
-    validate_temperature(temperature, leading, "[..]", device)
+    temperature, one_temperature = number_of(temperature)
+    validate_temperature(temperature, one_temperature, leading, "[..]", device)
     numbers = randomness_of({"uniform": (uniform, leading, "[..]")}, seed, offset, generator, leading, "[..]", device)
     validate_tokens_out(out, dtype, leading, "[..]", device)
     require_implementation(impl)
     tokens = torch.empty(leading, dtype=dtype, device=device) if out is None else out
     R = tokens.numel()  # each row is a sequence without drafts
     no_drafts, accepted = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((R, 0), (R,)))
-    more = *numbers, as_tensor(temperature, leading, device)
-    uniform, seed, offset, temperature = (x if x is None else x.reshape(R) for x in more)
+    uniform, seed, offset, temperature = (x if x is None else x.reshape(R) for x in (*numbers, temperature))
     # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
     inputs = no_drafts, None, rows.reshape(R, 1, rows.shape[-1]), *columns, seed, offset, DRAW, None, None, 0, None
-    ops.verify(*inputs, logits, temperature, None, accepted, tokens.view(R), impl)
+    ops.verify(*inputs, logits, temperature, one_temperature, None, accepted, tokens.view(R), impl)
     return tokens
 
 
@@ -543,7 +546,7 @@ def warmup(
         tensor(torch.float32 if temperature else None, 1),
     )
     more = None, dtype, None, tensor(emitted, 1, 2), impl
-    call = ragged_call(inputs, logits, 1, *more) if cu_drafts else dense_call(inputs, logits, None, *more)
+    call = ragged_call(inputs, logits, 1.0, 1, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
     module = implementation(call.accepted.device.type, impl)
     if hasattr(module, "warmup"):
         module.warmup(call, vocabulary)
@@ -560,22 +563,22 @@ def pair_of(out):
 
 def run(call_of_inputs, arguments, generator, out):
     """Validate and run a call that repeats none, and make the next of its layout cheap. arguments are those of `repeat`."""
-    *inputs, emitted, _, _, dtype, impl, max_drafts, logits = arguments
-    call = call_of_inputs(inputs, logits, max_drafts, generator, dtype, out, emitted, impl)
+    *inputs, emitted, _, _, dtype, impl, max_drafts, logits, one_temperature = arguments
+    call = call_of_inputs(inputs, logits, one_temperature, max_drafts, generator, dtype, out, emitted, impl)
     ops.verify(*call, impl)
     if not is_compiling():
         remember(arguments, call, impl)
     return VerifyResult(call.accepted, call.next_token)
 
 
-def dense_call(inputs, logits, _, *options):
+def dense_call(inputs, logits, one_temperature, _, *options):
     """The call of dense inputs, validated."""
     draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, lengths, *_ = inputs
     B, K = validate_dense(draft_tokens, draft, target, lengths, LOGITS if logits else ROWS)
-    return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, logits, *options)
+    return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, logits, one_temperature, *options)
 
 
-def ragged_call(inputs, logits, max_drafts, *options):
+def ragged_call(inputs, logits, one_temperature, max_drafts, *options):
     """Likewise, of ragged ones."""
     draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, _, cu_drafts, *_ = inputs
     T, B = validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, LOGITS if logits else ROWS)
@@ -583,27 +586,19 @@ def ragged_call(inputs, logits, max_drafts, *options):
         "uniform_accept": (uniform_accept, (T,), "[T]"),
         "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
     }
-    return call_of(inputs, uniforms, B, max_drafts, logits, *options)
+    return call_of(inputs, uniforms, B, max_drafts, logits, one_temperature, *options)
 
 
-def call_of(inputs, uniforms, B, K, logits, generator, dtype, out, emitted, impl):
+def call_of(inputs, uniforms, B, K, logits, one_temperature, generator, dtype, out, emitted, impl):
     """The call of inputs whose rows are validated, with what else they say, and the outputs."""
     draft_tokens, draft, target, _, _, seed, offset, lengths, cu_drafts, greedy, temperature = inputs
     randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target.device)
     validate_mask(greedy, B, target.device)
-    validate_temperature(temperature, (B,), "[B]", target.device)
+    validate_temperature(temperature, one_temperature, (B,), "[B]", target.device)
     accepted, next_token = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
-    temperature = as_tensor(temperature, (B,), target.device)
-    options = lengths, cu_drafts, K, greedy, logits, temperature
+    options = lengths, cu_drafts, K, greedy, logits, temperature, one_temperature
     return Call(draft_tokens, draft, target, *randomness, SAMPLE, *options, emitted, accepted, next_token)
-
-
-def as_tensor(temperature, leading, device):
-    """A number as float32 [leading]."""
-    if temperature is None or isinstance(temperature, torch.Tensor):
-        return temperature
-    return torch.full(leading, float(temperature), dtype=torch.float32, device=device)
 
 
 def dense_uniforms(uniform_accept, uniform_sample, B, K):

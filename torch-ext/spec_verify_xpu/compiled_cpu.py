@@ -42,7 +42,6 @@ LOG2E, SMALLEST_POWER, WHOLE, ALMOST_HALF, UNITS, COLDEST, HOTTEST = map(
     (rule.LOG2E, rule.SMALLEST_POWER, fixed_point.WHOLE, rule.ALMOST_HALF, 2**14, 2.0**-60, 2.0**60),
 )
 C0, C1, C2, C3, C4 = map(np.float32, rule.COEFFICIENTS)
-FIELDS_OF_ONE = int(ONE.view(np.int32))
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool
 # Typed numbers: a literal would be part of a tuple's type, and compile functions once more. The last three stand where
@@ -601,7 +600,7 @@ def verify(call):
         describe(call.uniform_accept, drafts), describe(call.uniform_sample, rows),
         describe(call.seed, ONE_EACH), describe(call.offset, ONE_EACH),
         describe(call.lengths, ONE_EACH, K), describe(call.cu_drafts, ONE_EACH),
-        describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.temperature, ONE_EACH, FIELDS_OF_ONE),
+        describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.temperature, ONE_EACH, call.temperature_fields),
         describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH), describe(call.emitted, DENSE),
     )  # fmt: skip
 

@@ -40,8 +40,8 @@ def verify(call):
     else:
         accepted, next_token = verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row)
         greedy = call.greedy
-        if call.temperature is not None:
-            cold = order(call.temperature) <= 0  # NaN too
+        if call.logits:
+            cold = order(temperature_of(call)) <= 0  # NaN too
             greedy = cold if greedy is None else greedy | cold
         if greedy is not None:
             greedily = verify_greedily(call, tokens, counts, sequence, first_row)
@@ -152,7 +152,9 @@ def row_of(call, x, sequence, index):
 
 def temperature_of(call):
     """float32 [B]."""
-    return torch.ones_like(call.accepted, dtype=torch.float32) if call.temperature is None else call.temperature
+    if call.temperature is not None:
+        return call.temperature
+    return torch.full_like(call.accepted, call.one_temperature, dtype=torch.float32)
 
 
 def chunk_sums(row, entries):

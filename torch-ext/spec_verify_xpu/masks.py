@@ -8,7 +8,16 @@ import torch
 from ._ops import add_op_namespace_prefix, ops
 from .fixed_point import fixed, order, probabilities, scale
 from .rule import ONE
-from .validation import INTEGERS, PROBABILITIES, require, require_int, require_rows, require_share, validate_temperature
+from .validation import (
+    INTEGERS,
+    PROBABILITIES,
+    number_of,
+    require,
+    require_int,
+    require_rows,
+    require_share,
+    validate_temperature,
+)
 
 Share = Union[float, torch.Tensor, None]
 
@@ -66,7 +75,8 @@ def mask_logits(
     tensor([[1., 3., 2., -inf]])
     """
     leading, device = require_rows("logits", logits, PROBABILITIES, None, "[.., V]"), logits.device
-    validate_temperature(temperature, leading, "[..]", device)
+    temperature, one_temperature = number_of(temperature)
+    validate_temperature(temperature, one_temperature, leading, "[..]", device)
     if isinstance(top_k, torch.Tensor):
         require("top_k", top_k, INTEGERS, leading, "[..]", device)
     elif top_k is not None:
@@ -79,7 +89,7 @@ def mask_logits(
             return x.detach()
         return x if x is None else torch.full(leading, x, dtype=dtype, device=device)
 
-    temperature = tensor(1.0 if temperature is None else temperature)
+    temperature = tensor(one_temperature if temperature is None else temperature)
     return ops.mask(logits.detach(), temperature, tensor(top_k, torch.int64), tensor(top_p), tensor(min_p))
 
 

@@ -6,6 +6,7 @@ traces one traces the other.
 
 import functools
 import importlib.util
+from ctypes import c_float, c_int32
 from typing import NamedTuple, Optional
 
 import torch
@@ -43,7 +44,8 @@ class Call(NamedTuple):
     max_drafts: int
     greedy: Optional[torch.Tensor]
     logits: bool
-    temperature: Optional[torch.Tensor]  # [B] float32, for logits alone; None: 1
+    temperature: Optional[torch.Tensor]  # [B] float32, for logits alone
+    one_temperature: float  # for all sequences where there is no tensor
     emitted: Optional[torch.Tensor]  # [B, R], to be written, as the two below
     accepted: torch.Tensor
     next_token: torch.Tensor
@@ -52,16 +54,24 @@ class Call(NamedTuple):
     def all_greedy(self):
         return self.uniform_accept is None and self.seed is None
 
+    @property
+    def temperature_fields(self):
+        """Those of one_temperature as a float32: an int."""
+        return c_int32.from_buffer(c_float(self.one_temperature)).value
+
     def tensors(self):
         """{name: tensor or None}"""
-        return {name: x for name, x in zip(self._fields, self) if name not in ("purpose", "max_drafts", "logits")}
+        return {
+            name: x for name, x in zip(self._fields, self) if name not in ("purpose", "max_drafts", "logits", "one_temperature")
+        }
 
 
 _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
     "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
-    " bool logits, Tensor? temperature, Tensor(a!)? emitted, Tensor(b!) accepted, Tensor(c!) next_token, str impl) -> ()"
+    " bool logits, Tensor? temperature, float one_temperature, Tensor(a!)? emitted, Tensor(b!) accepted,"
+    " Tensor(c!) next_token, str impl) -> ()"
 )
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
 

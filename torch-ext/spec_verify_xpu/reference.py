@@ -8,7 +8,7 @@ from . import rule
 def verify(call):
     """See ops.Call."""
     greedy = True if call.all_greedy else call.greedy
-    temperature = 1.0 if call.logits and call.temperature is None else call.temperature
+    temperature = call.one_temperature if call.logits and call.temperature is None else call.temperature
     randomness = {"seed": call.seed, "offset": call.offset, "temperature": temperature}
     uniforms = call.uniform_accept, call.uniform_sample
     rows = call.draft_tokens, call.draft_probs, call.target_probs

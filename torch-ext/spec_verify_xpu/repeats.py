@@ -29,7 +29,7 @@ known: dict = {}  # by target_probs.shape: functions of a call's arguments, each
 def repeat(arguments):
     """The result of a call of a known layout, else None.
 
-    arguments are the tensors of ops.Call, in its order, then dtype, impl, max_drafts and logits.
+    arguments are the tensors of ops.Call, in its order, then dtype, impl, max_drafts, logits and one_temperature.
     """
     target = arguments[2]
     # Subclasses and modes want to see what is dispatched.
@@ -43,7 +43,7 @@ def repeat(arguments):
 
 def remember(arguments, call, impl):
     """Keep what is needed to repeat a call that has run."""
-    tensors = arguments[:-4]
+    tensors = arguments[:-5]
     is_plain = call.target_probs.device.type == DEVICE_TYPE and all(x is None or type(x) is torch.Tensor for x in tensors)
     is_watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
     if TensorGuards is None or is_watched or not is_plain:
@@ -69,7 +69,8 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     """
     from .gpu.handles import is_hooked
 
-    *tensors, dtype, impl, max_drafts, logits = arguments
+    *tensors, dtype, _, max_drafts, _, _ = arguments
+    options = arguments[-5:]
     take = itemgetter(*[i for i, x in enumerate(tensors) if x is not None])
     absent = itemgetter(*[i for i, x in enumerate(tensors) if x is None])
     is_laid_out_alike = TensorGuards(*take(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -89,10 +90,10 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
         for x in absent(arguments):
             if x is not None:
                 return None
-        if type(arguments[-2]) is not type(max_drafts):
+        if type(arguments[-3]) is not type(max_drafts):
             return None
         given = take(arguments)
-        if arguments[-4:] != (dtype, impl, max_drafts, logits) or not is_laid_out_alike(*given):
+        if arguments[-5:] != options or not is_laid_out_alike(*given):
             return None
         if current_device() != device_index or is_hooked():
             return None

@@ -2,7 +2,7 @@
 
 import torch
 
-from .rule import MAX_VOCABULARY
+from .rule import MAX_VOCABULARY, float32
 
 MAX_DRAFTS = 2**14  # one tile of a Triton kernel tests them all
 INTEGERS = (torch.int64, torch.int32)
@@ -120,14 +120,21 @@ def validate_mask(greedy, B, device):
         require("greedy", greedy, (torch.bool,), (B,), "[B]", device)
 
 
-def validate_temperature(temperature, leading, meaning, device):
+def validate_temperature(temperature, number, leading, meaning, device):
+    """A tensor, or None and a number."""
     if isinstance(temperature, torch.Tensor):
         require("temperature", temperature, (torch.float32,), leading, meaning, device)
     elif temperature is not None:
-        if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
-            raise TypeError(f"temperature: expected a number or a float32 tensor {meaning}, got {type(temperature).__name__}")
-        if not temperature >= 0:
-            raise ValueError(f"temperature: expected 0 or more, got {temperature}")
+        raise TypeError(f"temperature: expected a number or a float32 tensor {meaning}, got {type(temperature).__name__}")
+    elif not number >= 0:
+        raise ValueError(f"temperature: expected 0 or more, got {number}")
+
+
+def number_of(temperature):
+    """(tensor, number): of a temperature that is a number, or None, the number, so that no tensor is made of it."""
+    if temperature is None:
+        return None, 1.0
+    return (None, float32(temperature)) if type(temperature) in (int, float) else (temperature, 1.0)
 
 
 def require_share(name, x, leading, meaning, device, more_than_0=False):

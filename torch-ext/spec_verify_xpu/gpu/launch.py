@@ -106,7 +106,8 @@ def plan_of_logits(call, aligned, config, capacity):
     blocks = ceil_div(max(V, V_draft), BLOCK)
     most = min(K, T)  # drafts of a sequence
     draft_rows = 0 if call.draft_probs is None else most
-    sizes, strides = (T, V_draft, V, blocks), (*row_strides(call.draft_probs), *row_strides(call.target_probs))
+    sizes = T, V_draft, V, blocks
+    strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
     position, how = max(config.positions, power_of_2(K + 1)), (aligned, config.limbs)
     rows = most + 1 + draft_rows
     work = (B * rows * blocks * config.weigh_warps, B * blocks * config.sum_warps)  # warps, if each program had one block

@@ -48,17 +48,14 @@ def load_block(row, block, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
 
 
 @triton.jit
-def temperature_of(temperature, greedy, b):
-    """(temperature, whether the sequence is greedy)"""
-    T = tl.full((), 1.0, tl.float32)
-    is_greedy = tl.full((), 0, tl.int1)
+def temperature_of(temperature, fields, greedy, b):
+    """(temperature, whether the sequence is greedy). The fields of one for all are given where there is no tensor."""
     if temperature is not None:
-        T = tl.load(temperature + b)
-        fields = T.to(tl.int32, bitcast=True)  # a subnormal is above 0, also where it is taken for that
-        is_greedy = (fields <= 0) | (fields > 0x7F800000)  # NaN too
+        fields = tl.load(temperature + b).to(tl.int32, bitcast=True)
+    is_greedy = (fields <= 0) | (fields > 0x7F800000)  # a subnormal is above 0, also where it is taken for that; NaN is not
     if greedy is not None:
         is_greedy = is_greedy | (tl.load(greedy + b) != 0)
-    return T, is_greedy
+    return fields.to(tl.float32, bitcast=True), is_greedy
 
 
 @triton.jit
@@ -186,21 +183,21 @@ def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
     "greedy", "temperature", "scratch", "accepted", "next_token", "emitted", "K", "T", "V_draft", "V", "blocks", "count",
-    "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
+    "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "fields", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V, blocks, count,
-                 stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
-                 release: tl.constexpr):
+                 stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, ALIGNED: tl.constexpr,
+                 LIMBS: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count), K + 1 rows of the target and K of the draft): each program summarizes `count` blocks."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     i = tl.program_id(2)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     own, own_draft, _ = rows_of(draft_probs, b, K, T)
-    heat, is_greedy = temperature_of(temperature, greedy, b)
+    heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     if release is not None:
         release()
     if i <= K:
@@ -240,14 +237,14 @@ def share_and_pick(rows, row, words, token, is_known, blocks, V, T, is_greedy, c
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V,
-               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, ALIGNED: tl.constexpr,
+               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, ALIGNED: tl.constexpr,
                LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, K + 1 rows of the target and K of the draft): each program shares out a row, and keeps its draft's share."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
-    heat, is_greedy = temperature_of(temperature, greedy, b)
+    heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     is_target = i <= K
     i = tl.where(is_target, i, i - (K + 1))
     token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
@@ -272,14 +269,14 @@ def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gree
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
                  scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
-                 FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
+                 fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
                  wait: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count)): each program finds where drafts end, and sums `count` blocks of the row to draw from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
-    heat, is_greedy = temperature_of(temperature, greedy, b)
+    heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     i = tl.arange(0, POSITIONS)
     tokens = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
     if seed is None:
@@ -329,14 +326,14 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, temperature,
          scratch, accepted, next_token, emitted, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b,
-         stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, POSITIONS: tl.constexpr,
+         stride_target_k, fields, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, POSITIONS: tl.constexpr,
          ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it."""
     EARLY: tl.constexpr = not LIMBS and POSITIONS <= 256
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
-    heat, is_greedy = temperature_of(temperature, greedy, b)
+    heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     position = tl.arange(0, POSITIONS)
     if seed is not None:
         seed += b
