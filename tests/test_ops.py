@@ -59,7 +59,7 @@ def test_opcheck_of_the_others(batch, impl, device):
     """`sample` and `sample_logits` as they call the operator, and `emit`."""
     none, *outputs, seeds = (torch.zeros(n, dtype=torch.int64, device=device) for n in ((3, 0), 3, 3, 3))
     rows = none, None, batch.target_probs[:, :1]
-    for more in ((False, None), (True, None), (True, torch.ones(3, device=device))):
+    for more in ((False, None, 1.0), (True, None, 0.5), (True, torch.ones(3, device=device), 1.0)):
         arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, *more, None, *outputs, impl)
         torch.library.opcheck(ops.verify.default, arguments)
     torch.library.opcheck(ops.emit.default, (batch.draft_tokens, *outputs, -1, torch.zeros_like(batch.uniform_sample), impl))
