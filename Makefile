@@ -29,7 +29,7 @@ hub: .venv/installed
 # the ocloc on the path (Debian: intel-opencl-icd) or $OCLOC (tools/get_ocloc.sh gets a newer one).
 test-intel: .venv-intel/installed
 	PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel
-	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest tests/intel/test_kernels.py tests/intel/test_mutations.py
+	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest $(addprefix tests/intel/test_,kernels.py logits_kernels.py mutations.py)
 
 # vLLM on the CPU, in a process of its own, since it does not start where Numba has been imported; then transformers, in the
 # version that goes with this vLLM and in its newest. Models this small gain nothing from a second thread.
