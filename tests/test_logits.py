@@ -115,6 +115,15 @@ def test_temperature_that_is_a_number(temperature, impl, device, sequences):
     assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), want))
 
 
+@pytest.mark.parametrize("temperature, same", [(1e-50, 2.0**-60), (1e300, 2.0**60), (10**400, 2.0**60), (0.1, 0.1)], ids=str)
+def test_numbers_that_no_float32_holds(temperature, same, impl, device, sequences):
+    """What is above 0 draws, however small or large, and a number need not be a float32."""
+    batch = logits_batch(sequences(24), 1, 40)
+    batch.target_probs[::2] = 0
+    found = (verify(batch, impl, device, temperature=x) for x in (temperature, torch.full((len(batch.draft_tokens),), same)))
+    assert all(map(torch.equal, *found))
+
+
 def test_temperatures_of_a_tensor(impl, device):
     """One for each sequence, in memory that is not contiguous: what is not above 0 is without chance, NaN too."""
     values = torch.tensor([*WARM, *COLD])

@@ -15,7 +15,6 @@ from batches import assert_equals_rule, random_batch
 from spec_verify_xpu import rule
 from spec_verify_xpu.gpu import config
 
-
 KERNELS = ("sum_chunks", "locate")
 LOGITS_KERNELS = ("weigh_blocks", "share_rows", "sum_residual", "draw")
 

@@ -22,7 +22,7 @@ ACCEPT, SAMPLE, DRAW = range(3)  # what a seed's bits are for: verify's tests, v
 BLOCK = 1024  # logits whose weights are relative to their own maximum, so that a row is read once
 LOG2E = float.fromhex("0x1.715476p+0")  # a float32, as all that follow
 SMALLEST_POWER = -64.0  # less is no different: less than 2**-33 of the largest weight is 0
-# f**5 + C[0] * f**4 + .. + C[4] is 753.2 * 2**f for f in [-1/2, 1/2], to 8e-8 of it.
+# f**5 + C[0] * f**4 + .. + C[4] is 753.2122 * 2**f for f in [-1/2, 1/2], to 8e-8 of it.
 COEFFICIENTS = [float.fromhex(x) for x in ("0x1.d26a42p+2", "0x1.4e781cp+5", "0x1.69e004p+7", "0x1.050b1ap+9", "0x1.789b2ap+9")]
 ALMOST_HALF = 0.5 - 2.0**-25
 
@@ -100,7 +100,7 @@ def probabilities(logits, temperature):
     row of -inf has no mass: zeros. Each block of 1,024 logits has weights relative to its own maximum; the blocks share 2**44
     by their sums of weights and maxima, and the entries of a block its share. Integers, so sums have no order here either.
     """
-    scale = float32(LOG2E / min(max(temperature, 2.0**-60), 2.0**60))
+    scale = float32(LOG2E / min(max(float32(temperature), 2.0**-60), 2.0**60))
     row = [x if x == x else -inf for x in logits]
     blocks = [row[i : i + BLOCK] for i in range(0, len(row), BLOCK)]
     maxima = [max(block) for block in blocks]

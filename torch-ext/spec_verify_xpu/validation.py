@@ -2,7 +2,7 @@
 
 import torch
 
-from .rule import MAX_VOCABULARY, float32
+from .rule import MAX_VOCABULARY
 
 MAX_DRAFTS = 2**14  # one tile of a Triton kernel tests them all
 INTEGERS = (torch.int64, torch.int32)
@@ -131,10 +131,15 @@ def validate_temperature(temperature, number, leading, meaning, device):
 
 
 def number_of(temperature):
-    """(tensor, number): of a temperature that is a number, or None, the number, so that no tensor is made of it."""
+    """(tensor, number): of a temperature that is a number, or None, the number, so that no tensor is made of it.
+
+    A number above 0 is taken into the range that temperatures have, so that float32 makes it neither 0 nor inf.
+    """
     if temperature is None:
         return None, 1.0
-    return (None, float32(temperature)) if type(temperature) in (int, float) else (temperature, 1.0)
+    if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
+        return temperature, 1.0
+    return None, float(min(max(temperature, 2.0**-60), 2.0**60)) if temperature > 0 else temperature
 
 
 def require_share(name, x, leading, meaning, device, more_than_0=False):

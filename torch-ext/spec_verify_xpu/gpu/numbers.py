@@ -189,10 +189,7 @@ def quotient(total, mass, LIMBS: tl.constexpr):
     mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
     dividend = total << (61 - size(total, LIMBS)).to(tl.int64)
     divisor = (mass >> (size(mass, LIMBS) - 31).to(tl.int64)) + 1
-    if LIMBS:
-        factor = divide(dividend, divisor.to(tl.uint32))
-    else:
-        factor = dividend.to(tl.uint64) // divisor.to(tl.uint64)
+    factor = divide(dividend, divisor.to(tl.uint32)) if LIMBS else dividend.to(tl.uint64) // divisor.to(tl.uint64)
     return factor.to(tl.int64), tl.minimum(30 + size(mass, LIMBS) - size(total, LIMBS), 63).to(tl.int64)
 
 
