@@ -189,10 +189,7 @@ def quotient(total, mass, LIMBS: tl.constexpr):
     mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
     dividend = total << (61 - size(total, LIMBS)).to(tl.int64)
     divisor = (mass >> (size(mass, LIMBS) - 31).to(tl.int64)) + 1
-    if LIMBS:
-        factor = divide(dividend, divisor.to(tl.uint32))
-    else:
-        factor = dividend.to(tl.uint64) // divisor.to(tl.uint64)
+    factor = divide(dividend, divisor.to(tl.uint32)) if LIMBS else dividend.to(tl.uint64) // divisor.to(tl.uint64)
     return factor.to(tl.int64), tl.minimum(30 + size(mass, LIMBS) - size(total, LIMBS), 63).to(tl.int64)
 
 
@@ -209,6 +206,16 @@ def total_of(x, LIMBS: tl.constexpr):
         return (high.to(tl.int64) << LOW) + low.to(tl.int64)
     else:
         return tl.sum(x.to(tl.int64))
+
+
+@triton.jit
+def running_sum(x, axis: tl.constexpr, LIMBS: tl.constexpr):
+    """Running sums of up to 1,024 entries whose sum is at most 2**44; with limbs of 22 bits, of which the sums are unsigned."""
+    if LIMBS:
+        high, low = tl.associative_scan(((x >> 22).to(tl.int32), (x & 0x3FFFFF).to(tl.int32)), axis, add)
+        return (high.to(tl.int64) << 22) + low.to(tl.uint32, bitcast=True).to(tl.int64)
+    else:
+        return tl.cumsum(x, axis)
 
 
 @triton.jit
