@@ -66,8 +66,8 @@ def compile_for(run, setting, sub_group):
     stand_ins = {name: CompileOnly(getattr(launch, name), compiled) for name in KERNELS}
     facts = launch.DeviceFacts(exact=launch.EXACT)
     stand_ins.update(CONFIGURATIONS={"cpu": lambda *_: setting}, device_facts=lambda _: facts)
-    of_xpu = {"cpu": config.LOGITS["xpu"]}
-    with mock.patch.multiple(launch, **stand_ins), mock.patch.dict(config.LOGITS, of_xpu):
+    logits = {"cpu": config.LOGITS["xpu"]}
+    with mock.patch.multiple(launch, **stand_ins), mock.patch.dict(config.LOGITS, logits):
         run()
     return compiled
 
@@ -189,14 +189,14 @@ def table(rows):
         spills = [row["spill"] for row in group]
         lines.append(line + f"  spilled bytes: {spills}" * any(spills))
     lines.append("GPU     " + "".join(f"{name + ' 32000, 32001':30}" for name in LOGITS_KERNELS))
-    for gpu, rows_of_gpu in itertools.groupby(of_logits, lambda row: row["gpu"]):
-        line, group = f"{gpu:6}", list(rows_of_gpu)
+    for gpu in dict.fromkeys(row["gpu"] for row in of_logits):
+        line = f"{gpu:6}"
         for name in LOGITS_KERNELS:
-            cells = [
-                f"{row['instructions']} ({row['loop'] * row['warps'] / BLOCK:.2f})" for row in group if row["kernel"] == name
-            ]
+            group = [row for row in of_logits if (row["gpu"], row["kernel"]) == (gpu, name)]
+            cells = (f"{row['instructions']} ({row['loop'] * row['warps'] / BLOCK:.2f})" for row in group)
             line += f"  {', '.join(cells):28}"
-        lines.append(line + f"  spilled bytes: {sum(row['spill'] for row in group)}" * any(row["spill"] for row in group))
+            line += f"  spilled bytes: {[row['spill'] for row in group]}" * any(row["spill"] for row in group)
+        lines.append(line)
     return "\n".join(lines)
 
 

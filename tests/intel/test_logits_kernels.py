@@ -12,16 +12,16 @@ from spec_verify_xpu.gpu.numbers import divide, scale_of
 from test_logits import (  # noqa: F401
     assert_equals_rule,
     sequences,
-    test_every_entry_of_a_row,
     test_every_half,
     test_hostile_content,
     test_rows_of_interest,
     test_ten_thousand_rows,
 )
 
-if runtime.SUB_GROUP == 16:  # which is what an XPU gets
+if runtime.SUB_GROUP == 16:  # which is what an XPU gets; at 32 the CPU runtime's compiler crashes at some forms of `draw`
     from test_logits import (  # noqa: F401
         test_dtypes_of_draft_and_target_differ,
+        test_every_entry_of_a_row,
         test_lengths_and_options,
         test_offsets_that_are_not_monotone,
         test_ragged_equals_dense_and_the_rule,
@@ -72,6 +72,7 @@ def test_scale_of():
     assert torch.equal(scales, (rule.LOG2E / clamped).float())
 
 
+@pytest.mark.skipif(runtime.SUB_GROUP == 32, reason="half a minute to compile, and half-precision values are tested above")
 @pytest.mark.parametrize("dtype, uniform", [(torch.float16, torch.float64), (torch.bfloat16, torch.float32)], ids=str)
 def test_dtypes(dtype, uniform, impl, device):
     """Narrow logits, of rows that are aligned and not, with uniforms of each dtype and narrow tokens."""

@@ -18,6 +18,7 @@ from .numbers import (
     give_rest,
     order,
     random_bits,
+    running_sum,
     scale,
     scale_of,
     share,
@@ -214,14 +215,12 @@ def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperat
 
 
 @triton.jit
-def share_and_pick(rows, row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
+def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
                    LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax."""
     t = tl.where(is_known, token, 0).to(tl.int32)
     block = t // BLOCK
-    if LIMBS:  # loads have no mask
-        row = tl.where(exists, row, 0)
-    x = load_block(rows + row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
+    x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
     scale_by = scale_of(T, LIMBS)
     if wait is not None:
         wait()
@@ -253,16 +252,20 @@ def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gree
         release()
     if is_target:
         row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
+        if LIMBS:
+            row = tl.where(i <= length, row, 0)  # loads have no mask, and past the last row is none
         words = words_of(scratch, own + i, blocks)
         is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(target_probs, row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
+        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
                        ALIGNED, LIMBS, CAPACITY, wait)
     elif draft_probs is not None:
         row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
+        if LIMBS:
+            row = tl.where(i < length, row, 0)
         words = words_of(scratch, own_draft + i, blocks)
         is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
         exists = (i < length) & (is_greedy == 0)
-        share_and_pick(draft_probs, row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
+        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
                        exists, ALIGNED, LIMBS, CAPACITY, wait)
 
 
@@ -363,16 +366,16 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
             drawn = tl.sum(tl.where(position == n, u, 0), 0)
         else:
             drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, FLOAT64, PURPOSE)
-        cumulative = tl.cumsum(sums, 0)
-        total = tl.sum(sums, 0)
+        cumulative = running_sum(sums, 0, LIMBS)
+        total = total_of(sums, LIMBS)
         if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
             token = tl.full((), -1, tl.int64)
             sums = tl.load(words + even(blocks) + i, mask=i < blocks, other=0)
-            cumulative = tl.cumsum(sums, 0)
-            total = tl.sum(sums, 0)
+            cumulative = running_sum(sums, 0, LIMBS)
+            total = total_of(sums, LIMBS)
         threshold = scale(drawn, total)
         is_before = cumulative <= threshold
-        before = tl.sum(tl.where(is_before, sums, 0), 0)
+        before = total_of(tl.where(is_before, sums, 0), LIMBS)
         block = tl.where(total > 0, tl.sum(is_before.to(tl.int32), 0), 0)
         target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
@@ -384,7 +387,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
             draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
             w = residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS)
-        running = tl.cumsum(w, 1) - (threshold - before)
+        running = running_sum(w, 1, LIMBS) - (threshold - before)
         place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
         write_token(next_token, emitted, n, place.to(tl.int64) + one, one == 0)
     tl.store(accepted + b, n)

@@ -209,6 +209,16 @@ def total_of(x, LIMBS: tl.constexpr):
 
 
 @triton.jit
+def running_sum(x, axis: tl.constexpr, LIMBS: tl.constexpr):
+    """Running sums of up to 1,024 entries whose sum is at most 2**44; with limbs of 22 bits, of which the sums are unsigned."""
+    if LIMBS:
+        high, low = tl.associative_scan(((x >> 22).to(tl.int32), (x & 0x3FFFFF).to(tl.int32)), axis, add)
+        return (high.to(tl.int64) << 22) + low.to(tl.uint32, bitcast=True).to(tl.int64)
+    else:
+        return tl.cumsum(x, axis)
+
+
+@triton.jit
 def apportion_to_blocks(maxima, sums, scale_by, LIMBS: tl.constexpr):
     """Of each block [n]: its share of 2**44, and the factor and shift by which its entries share that."""
     top = tl.max(maxima, 0)
