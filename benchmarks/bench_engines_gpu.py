@@ -26,13 +26,7 @@ def of_v1(B, K, V, has_probs, mixed):
 def of_v2(B, K, V, dtype, has_draft):
     """Requests of temperature 1, whose logits need no processing."""
     tokens, draft, target, *_ = bench_logits.random_batch(B, K, V, dtype, DEVICE, 1.0, 0)
-    requests, steps = (torch.arange(n, dtype=torch.int32, device=DEVICE) for n in (B, K + 1))
-    request_of, step_of = requests.repeat_interleave(K + 1), steps.repeat(B)
-    sampled = torch.cat([torch.zeros_like(tokens[:, :1]), tokens], 1).int().flatten()
-    ends = torch.arange(B + 1, dtype=torch.int32, device=DEVICE) * (K + 1)
-    numbers = torch.ones(B, device=DEVICE), torch.arange(B, device=DEVICE)
-    draft = draft if has_draft else None
-    return target.flatten(0, 1), draft, sampled, ends, step_of.long(), requests, request_of, step_of, *numbers, K
+    return target.flatten(0, 1), draft if has_draft else None, *bench_logits.layout_of_v2(tokens, 1.0)
 
 
 def compare(name, stock, ours, inputs):

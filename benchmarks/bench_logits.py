@@ -73,6 +73,17 @@ def softmax_flashinfer(tokens, draft, target, *_, temperature):
     return call
 
 
+def layout_of_v2(tokens, temperature):
+    """What vLLM's V2 sampler takes after the logits, of B requests that all have K drafts [B, K]."""
+    (B, K), on = tokens.shape, {"device": tokens.device}
+    requests, steps = (torch.arange(n, dtype=torch.int32, **on) for n in (B, K + 1))
+    request_of, step_of = requests.repeat_interleave(K + 1), steps.repeat(B)  # of each row [B * (K + 1)]
+    sampled = torch.cat([torch.zeros_like(tokens[:, :1]), tokens], 1).int().flatten()  # the last token, then the drafts
+    ends = torch.arange(B + 1, dtype=torch.int32, **on) * (K + 1)
+    temperatures, seeds = torch.full((B,), float(temperature), **on), torch.arange(B, **on)
+    return sampled, ends, step_of.long(), requests, request_of, step_of, temperatures, seeds, K
+
+
 def vllm_v2(tokens, draft, target, *_, temperature):
     """vLLM's model runner V2 (0.33), from the logits as the models leave them, as its RejectionSampler calls it.
 
@@ -82,13 +93,8 @@ def vllm_v2(tokens, draft, target, *_, temperature):
     from vllm.v1.worker.gpu.sample.gumbel import apply_temperature
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
 
-    (B, K), on = tokens.shape, {"device": tokens.device}
-    requests, steps = (torch.arange(n, dtype=torch.int32, **on) for n in (B, K + 1))
-    request_of, step_of = requests.repeat_interleave(K + 1), steps.repeat(B)  # of each row [B * (K + 1)]
-    sampled = torch.cat([torch.zeros_like(tokens[:, :1]), tokens], 1).int().flatten()  # the last token, then the drafts
-    ends = torch.arange(B + 1, dtype=torch.int32, **on) * (K + 1)
-    temperatures, seeds = torch.full((B,), float(temperature), **on), torch.arange(B, **on)
-    rest = sampled, ends, step_of.long(), requests, request_of, step_of, temperatures, seeds, K
+    rest = layout_of_v2(tokens, temperature)
+    request_of, temperatures = rest[4], rest[6]
 
     def call():
         rows = target.flatten(0, 1)

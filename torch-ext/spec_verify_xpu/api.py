@@ -124,11 +124,9 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, None)
-    options = dtype, impl, None, False, 1.0
-    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
-    return (generator is None and repeat(arguments)) or run(dense_call, arguments, generator, out)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(dense_call, inputs, emitted, out, (dtype, impl, None, False, 1.0), generator)
 
 
 def verify_varlen(
@@ -187,11 +185,9 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
-    pair = NEITHER if out is None else pair_of(out)
     rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, None)
-    options = dtype, impl, max_drafts, False, 1.0
-    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
-    return (generator is None and repeat(arguments)) or run(ragged_call, arguments, generator, out)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, False, 1.0), generator)
 
 
 def verify_logits(
@@ -238,12 +234,10 @@ def verify_logits(
     >>> sv.verify_logits(torch.tensor([[1, 0]]), draft, target, temperature=0.7)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    pair = NEITHER if out is None else pair_of(out)
     temperature, one_temperature = number_of(temperature)
     rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, temperature)
-    options = dtype, impl, None, True, one_temperature
-    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
-    return (generator is None and repeat(arguments)) or run(dense_call, arguments, generator, out)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(dense_call, inputs, emitted, out, (dtype, impl, None, True, one_temperature), generator)
 
 
 def verify_logits_varlen(
@@ -282,12 +276,10 @@ def verify_logits_varlen(
     >>> sv.verify_logits_varlen(torch.tensor([0]), None, target, torch.tensor([0, 0, 1]), max_drafts=1, temperature=0)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
     """
-    pair = NEITHER if out is None else pair_of(out)
     temperature, one_temperature = number_of(temperature)
     rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, temperature)
-    options = dtype, impl, max_drafts, True, one_temperature
-    arguments = *rows, uniform_accept, uniform_sample, seed, offset, *counts, emitted, *pair, *options
-    return (generator is None and repeat(arguments)) or run(ragged_call, arguments, generator, out)
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, True, one_temperature), generator)
 
 
 def verify_greedy(
@@ -561,9 +553,13 @@ def pair_of(out):
     return tuple(out) if is_pair else (out, out)
 
 
-def run(call_of_inputs, arguments, generator, out):
-    """Validate and run a call that repeats none, and make the next of its layout cheap. arguments are those of `repeat`."""
-    *inputs, emitted, _, _, dtype, impl, max_drafts, logits, one_temperature = arguments
+def run(call_of_inputs, inputs, emitted, out, options, generator):
+    """The result of a call: one of a known layout, or else validated, run, and kept to make the next of its layout cheap."""
+    pair = NEITHER if out is None else pair_of(out)
+    arguments = *inputs, emitted, *pair, *options
+    if generator is None and (result := repeat(arguments)):
+        return result
+    dtype, impl, max_drafts, logits, one_temperature = options
     call = call_of_inputs(inputs, logits, one_temperature, max_drafts, generator, dtype, out, emitted, impl)
     ops.verify(*call, impl)
     if not is_compiling():

@@ -15,6 +15,8 @@ def verify(call):
     A ragged batch is one sequence of all drafts, in which each of its own starts somewhere.
     """
     (B,), K = call.accepted.shape, call.max_drafts
+    if call.logits and call.temperature is None:
+        call = call._replace(temperature=torch.full_like(call.accepted, call.one_temperature, dtype=torch.float32))
     sequence = torch.arange(B, device=call.accepted.device)[:, None]  # [B, 1]
     if call.cu_drafts is None:
         start = first_row = torch.zeros_like(sequence)
@@ -41,7 +43,7 @@ def verify(call):
         accepted, next_token = verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row)
         greedy = call.greedy
         if call.logits:
-            cold = order(temperature_of(call)) <= 0  # NaN too
+            cold = order(call.temperature) <= 0  # NaN too
             greedy = cold if greedy is None else greedy | cold
         if greedy is not None:
             greedily = verify_greedily(call, tokens, counts, sequence, first_row)
@@ -135,7 +137,7 @@ def within(index, x):
 def entries_of(call, x, index, ids):
     """The integers of ids [B, K] in the rows that index stands for."""
     if call.logits:
-        return probability(x[index], temperature_of(call)[:, None], ids)
+        return probability(x[index], call.temperature[:, None], ids)
     if isinstance(index[1], slice):  # half the time of the general form
         return fixed(x[index].gather(2, ids[:, :, None])[:, :, 0])
     return fixed(x[index + (ids,)])
@@ -147,14 +149,7 @@ def row_of(call, x, sequence, index):
         row = x.flatten(0, 1).index_select(0, (sequence * x.shape[1] + index)[:, 0])
     else:
         row = x[sequence[:, 0], index[:, 0]]
-    return probabilities(row, temperature_of(call)) if call.logits else scaled_(row.float())
-
-
-def temperature_of(call):
-    """float32 [B]."""
-    if call.temperature is not None:
-        return call.temperature
-    return torch.full_like(call.accepted, call.one_temperature, dtype=torch.float32)
+    return probabilities(row, call.temperature) if call.logits else scaled_(row.float())
 
 
 def chunk_sums(row, entries):

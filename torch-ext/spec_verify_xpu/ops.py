@@ -61,9 +61,7 @@ class Call(NamedTuple):
 
     def tensors(self):
         """{name: tensor or None}"""
-        return {
-            name: x for name, x in zip(self._fields, self) if name not in ("purpose", "max_drafts", "logits", "one_temperature")
-        }
+        return {name: x for name, x in zip(self._fields, self) if x is None or isinstance(x, torch.Tensor)}
 
 
 _library = torch.library.Library(ops.name, "FRAGMENT")

@@ -130,6 +130,10 @@ def validate_temperature(temperature, number, leading, meaning, device):
         raise ValueError(f"temperature: expected 0 or more, got {number}")
 
 
+def is_number(x):
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
 def number_of(temperature):
     """(tensor, number): of a temperature that is a number, or None, the number, so that no tensor is made of it.
 
@@ -137,7 +141,7 @@ def number_of(temperature):
     """
     if temperature is None:
         return None, 1.0
-    if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
+    if not is_number(temperature):
         return temperature, 1.0
     return None, float(min(max(temperature, 2.0**-60), 2.0**60)) if temperature > 0 else temperature
 
@@ -147,7 +151,7 @@ def require_share(name, x, leading, meaning, device, more_than_0=False):
     if isinstance(x, torch.Tensor):
         require(name, x, (torch.float32,), leading, meaning, device)
     elif x is not None:
-        if not isinstance(x, (int, float)) or isinstance(x, bool):
+        if not is_number(x):
             raise TypeError(f"{name}: expected a number or a float32 tensor {meaning}, got {type(x).__name__}")
         if not 0 <= x <= 1 or (more_than_0 and x == 0):
             raise ValueError(f"{name}: expected a number in {'(' if more_than_0 else '['}0, 1], got {x}")

@@ -59,6 +59,21 @@ def for_interpreter(B, V, aligned, threads):
     return INTERPRETER
 
 
+# By device type: the configuration for B rows of V entries on a device that this many warps fill.
+CONFIGURATIONS = {"cuda": for_cuda, "xpu": for_xpu, "cpu": for_interpreter}
+
+
+def variants(device_type, threads, vocabulary=None):
+    """{(configuration, aligned, sums)}: all that calls on the device may take, of one vocabulary or of any."""
+    largest = (config.chunk * sums for config in (CUDA, CUDA_WIDE, XPU, XPU_FEW_ROWS) for sums in config.sums)
+    found = set()
+    for V in [vocabulary] if vocabulary else [min(V, MAX_VOCABULARY // 16 * 16) for V in largest]:
+        for B, aligned in itertools.product((1, 2**20), {V % 16 == 0, False}):  # few rows, and many
+            config = CONFIGURATIONS[device_type](B, V, aligned, threads)
+            found.add((config, aligned, config.capacity(V)))
+    return found
+
+
 @dataclass(frozen=True)
 class LogitsConfig:
     limbs: bool  # rows are read without masks, and quotients of floats are not trusted
@@ -89,17 +104,3 @@ def logits_variants(device_type, vocabulary=None):
     config = LOGITS[device_type]
     sizes = [logits_of(device_type, vocabulary)[1]] if vocabulary else config.blocks
     return [(config, aligned, n) for n in sizes for aligned in {(vocabulary or 0) % 16 == 0, False}]
-
-# By device type: the configuration for B rows of V entries on a device that this many warps fill.
-CONFIGURATIONS = {"cuda": for_cuda, "xpu": for_xpu, "cpu": for_interpreter}
-
-
-def variants(device_type, threads, vocabulary=None):
-    """{(configuration, aligned, sums)}: all that calls on the device may take, of one vocabulary or of any."""
-    largest = (config.chunk * sums for config in (CUDA, CUDA_WIDE, XPU, XPU_FEW_ROWS) for sums in config.sums)
-    found = set()
-    for V in [vocabulary] if vocabulary else [min(V, MAX_VOCABULARY // 16 * 16) for V in largest]:
-        for B, aligned in itertools.product((1, 2**20), {V % 16 == 0, False}):  # few rows, and many
-            config = CONFIGURATIONS[device_type](B, V, aligned, threads)
-            found.add((config, aligned, config.capacity(V)))
-    return found

@@ -77,8 +77,8 @@ def bits_of_draw(uniforms, seed, offset, position, exists, FLOAT64: tl.constexpr
 
 
 @triton.jit
-def load_entries(row, v, end, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
-    """Entries v [n, m] of a row, and which of them exist: from `end` on, they are 0, or with LIMBS others are repeated.
+def load_entries(row, v, end, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, OTHER: tl.constexpr = 0):
+    """Entries v [n, m] of a row, and which of them exist: from `end` on, they are OTHER, or with LIMBS others are repeated.
 
     Where limbs are summed the loads so have no mask, which is a branch on Intel GPUs. ALIGNED rows start at 16 bytes and
     hold a multiple of 16 entries, so that loads are wide.
@@ -88,7 +88,7 @@ def load_entries(row, v, end, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
         if ALIGNED:
             pointers = tl.multiple_of(pointers, (1, 16))
             end = end // 16 * 16  # which is itself, and tells the compiler
-        return tl.load(pointers, mask=v < end, other=0), v < end
+        return tl.load(pointers, mask=v < end, other=OTHER), v < end
     GROUP: tl.constexpr = 16 if ALIGNED else 1
     start = v & -GROUP
     at = tl.minimum(start, tl.maximum(end - GROUP, 0)) + (v & (GROUP - 1))
@@ -187,12 +187,11 @@ def largest_entries(target, bests, length, V, stride_target_k, ALIGNED: tl.const
 
 
 @triton.jit
-def largest_of_row(bests, row, programs, CAPACITY: tl.constexpr):
-    """The argmax of a row from what largest_entries wrote."""
+def largest_of_row(words, n, apart, CAPACITY: tl.constexpr):
+    """The argmax of a row from the largest entries of its n parts, and their places, which stand `apart` words behind."""
     i = tl.arange(0, CAPACITY)
-    words = bests + row * 2 * programs + i
-    best = tl.load(words, mask=i < programs, other=-0x8000000000000000)
-    place = tl.load(words + programs, mask=i < programs, other=0x7FFFFFFF).to(tl.int32)
+    best = tl.load(words + i, mask=i < n, other=-0x8000000000000000)
+    place = tl.load(words + i + apart, mask=i < n, other=0x7FFFFFFF).to(tl.int32)
     return tl.min(tl.where(best == tl.max(best, 0), place, 0x7FFFFFFF), 0).to(tl.int64)
 
 
@@ -200,10 +199,10 @@ def largest_of_row(bests, row, programs, CAPACITY: tl.constexpr):
 def follow_largest(tokens, bests, length, programs, CAPACITY: tl.constexpr):
     """(accepted, next token) of a greedy sequence: how many drafts are their row's argmax, and the argmax that follows."""
     n = length * 0
-    token = largest_of_row(bests, n, programs, CAPACITY)
+    token = largest_of_row(bests, programs, programs, CAPACITY)
     while tl.load(tokens + n, mask=n < length, other=-1) == token:
         n += 1
-        token = largest_of_row(bests, n, programs, CAPACITY)
+        token = largest_of_row(bests + n * 2 * programs, programs, programs, CAPACITY)
     return n.to(tl.int64), token
 
 

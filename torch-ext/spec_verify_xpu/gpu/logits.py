@@ -10,7 +10,19 @@ a greedy sequence the next token), and the sums of blocks.
 import triton
 import triton.language as tl
 
-from .kernels import HEADER, bits_of_draw, drafts_of, even, first_row, load_entries, write_others, write_token
+from ..rule import BLOCK as RULE_BLOCK
+from .kernels import (
+    ACCEPT,
+    HEADER,
+    bits_of_draw,
+    drafts_of,
+    even,
+    first_row,
+    largest_of_row,
+    load_entries,
+    write_others,
+    write_token,
+)
 from .numbers import (
     LARGEST_WEIGHT,
     apportion_to_blocks,
@@ -27,8 +39,7 @@ from .numbers import (
     weigh_finite,
 )
 
-ACCEPT = tl.constexpr(0)  # rule.ACCEPT
-BLOCK = tl.constexpr(1024)  # rule.BLOCK
+BLOCK = tl.constexpr(RULE_BLOCK)
 LAST = tl.constexpr(0x7FFFFFFF)
 LEAST = tl.constexpr(-0x80000000)
 LOW_32 = tl.constexpr(0xFFFFFFFF)
@@ -38,14 +49,11 @@ LOW_32 = tl.constexpr(0xFFFFFFFF)
 def load_block(row, block, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
     """Logits of a block of a row, -inf past its end: [1, BLOCK] float32."""
     v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x, exists = load_entries(row, v, V, ALIGNED, LIMBS, float("-inf"))
+    x = x.to(tl.float32)
     if LIMBS:
-        x, exists = load_entries(row, v, V, ALIGNED, LIMBS)
-        return tl.where(exists, x.to(tl.float32), float("-inf"))
-    pointers = row + v
-    if ALIGNED:
-        pointers = tl.multiple_of(pointers, (1, 16))
-        V = V // 16 * 16  # which is itself, and tells the compiler
-    return tl.load(pointers, mask=v < V, other=float("-inf")).to(tl.float32)
+        x = tl.where(exists, x, float("-inf"))
+    return x
 
 
 @triton.jit
@@ -105,7 +113,7 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
 
 @triton.jit
 def share_row(words, blocks, scale_by, LIMBS: tl.constexpr, CAPACITY: tl.constexpr):
-    """Give a row's blocks their shares, once all are summarized: writes them, and returns what `at_block` takes."""
+    """Give a row's blocks their shares, once all are summarized: writes them, and returns what facts_at takes."""
     i = tl.arange(0, CAPACITY)
     exists = i < blocks
     maxima = tl.load(words + i, mask=exists, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
@@ -118,37 +126,28 @@ def share_row(words, blocks, scale_by, LIMBS: tl.constexpr, CAPACITY: tl.constex
 
 
 @triton.jit
-def shares_at(x, block, maxima, masses, factor, shift, scale_by, LIMBS: tl.constexpr, CAPACITY: tl.constexpr):
-    """The probabilities of a block's logits x, from what share_row returned."""
-    here = tl.arange(0, CAPACITY) == block
-    m = tl.max(tl.where(here, maxima, float("-inf")), 0)
-    mass, factor, shift = tl.sum(tl.where(here, masses, 0)), tl.sum(tl.where(here, factor, 0)), tl.sum(tl.where(here, shift, 0))
+def shares_of(x, m, mass, factor, shift, scale_by, LIMBS: tl.constexpr):
+    """The probabilities of a block's logits x, from its maximum, its share, and what turns weights to shares."""
     w = weigh(x, m, scale_by)
     return give_rest(share(w, factor, shift, LIMBS), w, mass, LIMBS)
 
 
 @triton.jit
+def facts_at(block, maxima, masses, factor, shift, CAPACITY: tl.constexpr):
+    """What shares_of takes of a block, from what share_row returned."""
+    here = tl.arange(0, CAPACITY) == block
+    m = tl.max(tl.where(here, maxima, float("-inf")), 0)
+    return m, tl.sum(tl.where(here, masses, 0)), tl.sum(tl.where(here, factor, 0)), tl.sum(tl.where(here, shift, 0))
+
+
+@triton.jit
 def load_facts(words, block, blocks):
-    """(maximum, share, factor and shift) of a block, from what share_row wrote."""
+    """What shares_of takes of a block, from what share_row wrote."""
     m = tl.load(words + block).to(tl.int32).to(tl.float32, bitcast=True)
     words += even(blocks) + block
-    return m, tl.load(words), tl.load(words + even(blocks))
-
-
-@triton.jit
-def shares_of(x, m, mass, packed, scale_by, LIMBS: tl.constexpr):
-    """The probabilities of a block's logits x, from its facts."""
-    w = weigh(x, m, scale_by)
-    return give_rest(share(w, packed & LOW_32, packed >> 32, LIMBS), w, mass, LIMBS)
-
-
-@triton.jit
-def largest_block_of(words, blocks, CAPACITY: tl.constexpr):
-    """The argmax of a greedy sequence's row."""
-    i = tl.arange(0, CAPACITY)
-    best = tl.load(words + i, mask=i < blocks, other=-0x8000000000000000)
-    place = tl.load(words + even(blocks) + i, mask=i < blocks, other=LAST)
-    return tl.min(tl.where(best == tl.max(best, 0), place, LAST), 0)
+    mass = tl.load(words)
+    packed = tl.load(words + even(blocks))
+    return m, mass, packed & LOW_32, packed >> 32
 
 
 @triton.jit
@@ -171,13 +170,13 @@ def end_of(tokens, u, chances, draft_chances, length, V_draft, is_greedy, POSITI
 @triton.jit
 def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl.constexpr):
     """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
-    m, mass, packed = load_facts(words, block, blocks)
-    p = shares_of(x, m, mass, packed, scale_by, LIMBS)
+    m, mass, factor, shift = load_facts(words, block, blocks)
+    p = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
     if draft_words is None:
         return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
     else:
-        m, mass, packed = load_facts(draft_words, block, blocks)
-        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, packed, scale_by, LIMBS), 0))
+        m, mass, factor, shift = load_facts(draft_words, block, blocks)
+        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, factor, shift, scale_by, LIMBS), 0))
 
 
 # As in kernels.py, one compiled kernel serves every shape.
@@ -226,10 +225,11 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
         wait()
     if exists:
         if is_greedy:
-            tl.store(chance, largest_block_of(words, blocks, CAPACITY))
+            tl.store(chance, largest_of_row(words, blocks, even(blocks), CAPACITY))
         else:
             maxima, masses, factor, shift = share_row(words, blocks, scale_by, LIMBS, CAPACITY)
-            shares = shares_at(x, block, maxima, masses, factor, shift, scale_by, LIMBS, CAPACITY)
+            m, mass, factor, shift = facts_at(block, maxima, masses, factor, shift, CAPACITY)
+            shares = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
             v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
             tl.store(chance, total_of(tl.where((v == t) & is_known, shares, 0), LIMBS))
 
@@ -319,10 +319,10 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             for block in range(first, last):
                 x = load_block(target_probs, block, V, ALIGNED, LIMBS)
                 y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                m, mass, packed = load_facts(words, block, blocks)
-                p = shares_of(x, m, mass, packed, scale_by, LIMBS)
-                m, mass, packed = load_facts(draft_words, block, blocks)
-                q = shares_of(y, m, mass, packed, scale_by, LIMBS)
+                m, mass, factor, shift = load_facts(words, block, blocks)
+                p = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
+                m, mass, factor, shift = load_facts(draft_words, block, blocks)
+                q = shares_of(y, m, mass, factor, shift, scale_by, LIMBS)
                 tl.store(sums + block, total_of(tl.maximum(p - q, 0), LIMBS))
 
 

@@ -8,11 +8,13 @@ holds 512 of them, whatever the row contains.
 import triton
 import triton.language as tl
 
-from .. import rule
+from .. import fixed_point, rule
 
 LARGEST_WEIGHT = tl.constexpr(rule.weigh(0.0, 1.0))  # that of a block's maximum
 LOG2E = tl.constexpr(rule.LOG2E)
 ALMOST_HALF = tl.constexpr(rule.ALMOST_HALF)
+SMALLEST_POWER = tl.constexpr(rule.SMALLEST_POWER)
+WHOLE = tl.constexpr(fixed_point.WHOLE)
 C0, C1, C2, C3, C4 = map(tl.constexpr, rule.COEFFICIENTS)
 
 
@@ -148,9 +150,9 @@ def scale_of(temperature, LIMBS: tl.constexpr):
 @triton.jit
 def power(x, scale_by):
     """753.2 * 2**(x * scale_by) for x <= 0, as p and a float32 r whose last bits are n + 22: the value is p * 2**n."""
-    t = tl.maximum(x * scale_by, -64.0)  # of NaN too
-    r = t + 12582934.0  # 1.5 * 2**23 + 22
-    f = t - (r - 12582934.0)
+    t = tl.maximum(x * scale_by, SMALLEST_POWER)  # of NaN too
+    r = t + WHOLE
+    f = t - (r - WHOLE)
     return ((((f + C0) * f + C1) * f + C2) * f + C3) * f + C4, r
 
 
@@ -223,7 +225,7 @@ def apportion_to_blocks(maxima, sums, scale_by, LIMBS: tl.constexpr):
     """Of each block [n]: its share of 2**44, and the factor and shift by which its entries share that."""
     top = tl.max(maxima, 0)
     p, r = power(tl.where(maxima == top, 0.0, maxima - top), scale_by)
-    n = (r - 12582934.0).to(tl.int32)
+    n = (r - WHOLE).to(tl.int32)
     masses = (sums >> 3) * (p * 16384.0).to(tl.int32 if LIMBS else tl.int64).to(tl.int64)
     masses >>= tl.minimum(10 - n, 63).to(tl.int64)
     total = tl.sum(masses, 0)
