@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -34,6 +35,9 @@ IRIS_XE = {
     "has_bfloat16_conversions": False,
 }
 SUB_GROUP = int(os.environ.get("SPEC_VERIFY_SUB_GROUP", "16"))  # threads of a warp: 16, which is what an XPU gets, or 32
+# A pass of the CPU runtime's compiler corrupts memory while it compiles some kernels, now and then: see docs/INTEL.md.
+WITHOUT_FAULTY_PASS = "-opt-disable=sycl-kernel-reduce-cross-barrier-values -opt-bisect-verbose=0"
+one_at_a_time = threading.Lock()  # a kernel in OpenCL holds the arguments of one launch, whichever thread has set them
 SCALARS = {"i32": np.int32, "i64": np.int64}
 IntelBackend = backends["intel"].compiler
 
@@ -83,6 +87,7 @@ def context():
     """The CPU as an OpenCL device. The wheel's own .icd file points nowhere, so the loader is given the library itself."""
     os.environ["OCL_ICD_VENDORS"] = str(Path(sys.prefix) / "lib/libintelocl.so")
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # debug information is one more thing that the CPU runtime does not take
+    os.environ["CL_CONFIG_LLVM_OPTIONS"] = WITHOUT_FAULTY_PASS
     return cl.Context(cl.get_platforms()[0].get_devices())
 
 
@@ -137,8 +142,10 @@ class Launcher:
 
     def __call__(self, x, y, z, queue, kernel, metadata, launch_metadata, enter_hook, exit_hook, *arguments):
         values = [as_argument(kind, value) for kind, value in zip(self.types, arguments) if kind != "constexpr"]
-        kernel.set_args(*values, *([cl.LocalMemory(self.shared)] if self.shared else []))
-        cl.enqueue_nd_range_kernel(queue, kernel, (x * self.work_items, y, z), (self.work_items, 1, 1)).wait()
+        with one_at_a_time:
+            kernel.set_args(*values, *([cl.LocalMemory(self.shared)] if self.shared else []))
+            event = cl.enqueue_nd_range_kernel(queue, kernel, (x * self.work_items, y, z), (self.work_items, 1, 1))
+        event.wait()
 
 
 def as_argument(kind, value):

@@ -12,26 +12,22 @@ from spec_verify_xpu.gpu.numbers import divide, scale_of
 from test_logits import (  # noqa: F401
     assert_equals_rule,
     sequences,
+    test_dtypes_of_draft_and_target_differ,
+    test_every_entry_of_a_row,
     test_every_half,
     test_hostile_content,
+    test_lengths_and_options,
+    test_offsets_that_are_not_monotone,
+    test_ragged_equals_dense_and_the_rule,
+    test_residual_without_mass,
     test_rows_of_interest,
+    test_shape,
+    test_temperature_that_is_a_number,
+    test_temperatures_of_a_tensor,
     test_ten_thousand_rows,
+    test_vocabularies_differ,
+    test_what_is_masked_never_comes,
 )
-
-if runtime.SUB_GROUP == 16:  # which is what an XPU gets; at 32 the CPU runtime's compiler crashes at some forms of `draw`
-    from test_logits import (  # noqa: F401
-        test_dtypes_of_draft_and_target_differ,
-        test_every_entry_of_a_row,
-        test_lengths_and_options,
-        test_offsets_that_are_not_monotone,
-        test_ragged_equals_dense_and_the_rule,
-        test_residual_without_mass,
-        test_shape,
-        test_temperature_that_is_a_number,
-        test_temperatures_of_a_tensor,
-        test_vocabularies_differ,
-        test_what_is_masked_never_comes,
-    )
 
 
 @triton.jit
