@@ -1,5 +1,6 @@
 """Verification from logits: every implementation equals the rule, whose softmax is exact in sum and as near as torch's."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -23,6 +24,7 @@ from batches import (
     uniforms,
 )
 from spec_verify_xpu import fixed_point, rule
+from spec_verify_xpu.gpu import config
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -81,6 +83,20 @@ def test_ten_thousand_rows(V, B, impl, device, sequences):
     batch = logits_batch(B, 2, V, seed=V)
     for temperature in (1.0, torch.tensor(WARM).repeat(B)[:B]):
         assert_equals_rule(batch, impl, device, temperature=temperature)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
+@pytest.mark.parametrize("K, V", [(2, 1030), (7, 20)], ids=["two_stages", "three_stages"])
+def test_rows_that_go_in_stages(K, V, one_hot, impl, device, monkeypatch):
+    """However few there are. Some sequences end in each stage, by a refusal or their length, and the last has a row or two."""
+    on = device.type
+    monkeypatch.setitem(config.LOGITS, on, dataclasses.replace(config.LOGITS[on], waves=0))
+    batch, g = logits_batch(12, K, V, one_hot=one_hot, seed=K), torch.Generator().manual_seed(0)
+    assert_equals_rule(batch, impl, device)
+    options = {"greedy": torch.rand(12, generator=g) < 0.3, "seed": torch.arange(12)}
+    lengths = torch.randint(-1, K + 2, (12,), generator=g)
+    assert_equals_rule(batch._replace(uniform_accept=None, uniform_sample=None, lengths=lengths), impl, device, **options)
 
 
 @pytest.mark.parametrize("V_draft, V", [(100, 130), (130, 100), (1, 1100), (1100, 1), (1024, 1030), (2100, 1000)])

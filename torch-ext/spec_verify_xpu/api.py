@@ -521,15 +521,15 @@ def warmup(
     def tensor(dtype, *shape):
         return None if dtype is None else torch.zeros(shape, dtype=dtype, device=device)
 
-    one, two = ((1,), (2,)) if cu_drafts else ((1, 1), (1, 2))  # one sequence of one draft, and its rows
+    two, three = ((2,), (3,)) if cu_drafts else ((1, 2), (1, 3))  # one sequence of two drafts, and its rows
     chance = uniforms if not seed else None
     numbers = torch.int64 if seed else None
     inputs = (
-        tensor(draft_tokens, *one),
-        tensor(draft_probs, *one, 16),  # as many entries as are read at once
-        tensor(target_probs, *two, 16),
-        tensor(chance, *one),
+        tensor(draft_tokens, *two),
+        tensor(draft_probs, *two, 16),  # as many entries as are read at once
+        tensor(target_probs, *three, 16),
         tensor(chance, *two),
+        tensor(chance, *three),
         tensor(numbers, 1),
         tensor(numbers, 1),
         tensor(lengths, 1),
@@ -537,8 +537,8 @@ def warmup(
         tensor(torch.bool if greedy else None, 1),
         tensor(torch.float32 if temperature else None, 1),
     )
-    more = None, dtype, None, tensor(emitted, 1, 2), impl
-    call = ragged_call(inputs, logits, 1.0, 1, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
+    more = None, dtype, None, tensor(emitted, 1, 3), impl
+    call = ragged_call(inputs, logits, 1.0, 2, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
     module = implementation(call.accepted.device.type, impl)
     if hasattr(module, "warmup"):
         module.warmup(call, vocabulary)

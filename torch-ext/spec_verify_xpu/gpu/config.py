@@ -1,7 +1,7 @@
 """Launch configurations as data: how a row is cut, and with how many warps each kernel runs."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..rule import BLOCK, MAX_VOCABULARY
 
@@ -84,6 +84,7 @@ class LogitsConfig:
     draw_warps: int
     positions: int
     blocks: tuple  # how many of a row the second and fourth kernel take at once
+    waves: int = 4  # rows go in stages where their blocks would fill the device so many times
 
 
 # A warp that owns a block of 1,024 logits needs no barrier for its maximum and sum.
@@ -100,7 +101,7 @@ def logits_of(device_type, V):
 
 
 def logits_variants(device_type, vocabulary=None):
-    """All that calls from logits may take, as `variants`."""
-    config = LOGITS[device_type]
+    """All that calls from logits may take, as `variants`: in stages, whose kernels are those of calls without and more."""
+    config = replace(LOGITS[device_type], waves=0)
     sizes = [logits_of(device_type, vocabulary)[1]] if vocabulary else config.blocks
     return [(config, aligned, n) for n in sizes for aligned in {(vocabulary or 0) % 16 == 0, False}]

@@ -47,9 +47,7 @@ SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
 OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
-WEIGH_BLOCKS = (*ROWS, *OF_LOGITS)
-SHARE_ROWS = ("draft_tokens", *ROWS, *OF_LOGITS)
-SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
+WEIGH_BLOCKS = SHARE_ROWS = SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
 DRAW = ("draft_tokens", *ROWS, "uniform_sample", *SEEDS, *OF_LOGITS, "accepted", "next_token", "emitted")
 
 
@@ -108,7 +106,8 @@ def plan_of_logits(call, aligned, config, capacity):
     draft_rows = 0 if call.draft_probs is None else most
     sizes = T, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
-    position, how = max(config.positions, power_of_2(K + 1)), (aligned, config.limbs)
+    how = max(config.positions, power_of_2(K + 1)), aligned, config.limbs
+    is_double = is_float64(call.uniform_accept)
     rows = most + 1 + draft_rows
     work = (B * rows * blocks * config.weigh_warps, B * blocks * config.sum_warps)  # warps, if each program had one block
     count, pairs = (max(1, min(config.most_blocks, warps // on.threads)) for warps in work)
@@ -116,27 +115,41 @@ def plan_of_logits(call, aligned, config, capacity):
     def options(warps, more=on.locate_options):
         return {"num_warps": warps, **more, **on.exact}
 
-    launches = (
-        Launch(
-            weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), rows), (most, *sizes, count, *strides), how,
-            options(config.weigh_warps, {}), (on.release,),
-        ),
-        Launch(
-            share_rows, SHARE_ROWS, (B, rows, 1), (most, *sizes, *strides), (*how, capacity), options(config.share_warps),
-            (on.wait, on.release),
-        ),
+    launches = []
+    for first, positions in stages(most + 1) if work[0] >= config.waves * on.threads else [(0, most + 1)]:
+        stage_rows = positions + max(min(positions, draft_rows - first), 0)
+        launches += (
+            Launch(
+                weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), stage_rows),
+                (first, positions, most, *sizes, count, *strides), (is_double, *how),
+                options(config.weigh_warps, on.locate_options if first else {}), (on.wait, on.release),
+            ),
+            Launch(
+                share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides),
+                (is_double, *how, capacity), options(config.share_warps), (on.wait, on.release),
+            ),
+        )  # fmt: skip
+    launches += (
         Launch(
             sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides),
-            (is_float64(call.uniform_accept), position, *how), options(config.sum_warps), (on.wait, on.release),
+            (is_double, *how), options(config.sum_warps), (on.wait, on.release),
         ),
         Launch(
             draw, DRAW, (B, 1, 1), (K, *sizes, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
-            (is_float64(call.uniform_sample), call.purpose, position, *how, capacity), options(config.draw_warps), (on.wait,),
+            (is_float64(call.uniform_sample), call.purpose, *how, capacity), options(config.draw_warps), (on.wait,),
         ),
     )  # fmt: skip
     even = blocks + blocks % 2
     rows *= B
-    return Plan(rows * (3 * even + 1) + B * (HEADER.value + even), 0, launches)
+    return Plan(rows * (3 * even + 1) + B * (HEADER.value + even), 0, tuple(launches))
+
+
+def stages(positions):
+    """Which positions are weighed together, [(the first, how many)]: twice as many each time, since ever fewer drafts stand."""
+    first = 0
+    while first < positions:
+        yield first, min(first + 2, positions - first)
+        first += first + 2
 
 
 def verify(call):
@@ -159,8 +172,11 @@ def run(call, aligned, config, sums):
 def warmup(call, vocabulary):
     """Run a small call in every way that calls of its dtypes may run. Triton keeps what it compiles, in memory and on disk."""
     device = call.accepted.device
-    of_logits = logits_variants(device.type, vocabulary)
-    for config, aligned, sums in of_logits if call.logits else variants(device.type, device_facts(device).threads, vocabulary):
+    if call.logits:
+        ways = logits_variants(device.type, vocabulary)
+    else:
+        ways = variants(device.type, device_facts(device).threads, vocabulary)
+    for config, aligned, sums in ways:
         run(call, aligned, config, sums)
 
 

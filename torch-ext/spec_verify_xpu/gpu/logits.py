@@ -1,5 +1,8 @@
 """The rule from logits in four Triton launches: weigh all blocks, share out all rows, sum the residual, draw.
 
+Where there is work enough, the first two are launched in stages, for a few positions each, and later ones leave out sequences
+of which a draft has been refused: nobody reads the rows behind it.
+
 Device code only. A row's scratch is three arrays with an entry for each of its blocks: the maximum; the sum of weights, later
 the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the
 first two are the largest entry and its place. Behind the rows stands a number for each: the draft's probability, or of a greedy
@@ -151,20 +154,43 @@ def load_facts(words, block, blocks):
 
 
 @triton.jit
-def end_of(tokens, u, chances, draft_chances, length, V_draft, is_greedy, POSITIONS: tl.constexpr):
-    """(n, token, chance): the first position not accepted, the draft refused there or -1, and what share_rows wrote for it."""
+def end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft, blocks,
+           is_greedy, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, wait: tl.constexpr):
+    """(n, token, chance) of sequence b: the first of `length` positions not accepted, or length; the draft refused there or -1;
+    and what share_rows wrote for it.
+    """
+    own, own_draft, rows = rows_of(draft_probs, b, K, T)
     i = tl.arange(0, POSITIONS)
     exists = i < length
-    p = tl.load(chances + i, mask=i <= length, other=0)
-    if draft_chances is None:
+    tokens = tl.load(draft_tokens + start + i, mask=exists, other=-1)
+    if seed is None:
+        u = bits(tl.load(uniform_accept + start + i, mask=exists, other=0), FLOAT64)
+    else:
+        u = random_bits(tl.load(seed + b), tl.load(offset + b), i, ACCEPT)
+    chances = words_of(scratch, rows, blocks)
+    if wait is not None:
+        wait()
+    p = tl.load(chances + own + i, mask=i <= length, other=0)
+    if draft_probs is None:
         q = tl.full((POSITIONS,), 17592186044416, tl.int64)  # 2**44: a draft without probabilities is certain
     else:
-        q = tl.load(draft_chances + i, mask=exists, other=0)
+        q = tl.load(chances + own_draft + i, mask=exists, other=0)
     stands = tl.where(is_greedy, tokens == p, scale(u, q) < p)
     n = tl.min(tl.where(exists & stands, LAST, i), 0)
     is_draft = (tokens.to(tl.uint64) < V_draft.to(tl.uint64)) & (is_greedy == 0)
     token = tl.max(tl.where((i == n) & is_draft, tokens, -1), 0)
     return n.to(tl.int64), token.to(tl.int32), tl.sum(tl.where(i == n, p, 0), 0)
+
+
+@triton.jit
+def length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, position,
+                       V_draft, blocks, is_greedy, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, wait: tl.constexpr):
+    """The length of sequence b, or -1 where a draft before `position` was refused, so that nobody reads rows from there on."""
+    if position > 0:
+        n, _, _ = end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start,
+                         tl.minimum(length, position), V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
+        length = tl.where(n == position, length, -1)
+    return length
 
 
 @triton.jit
@@ -182,16 +208,20 @@ def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl
 # As in kernels.py, one compiled kernel serves every shape.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "temperature", "scratch", "accepted", "next_token", "emitted", "K", "T", "V_draft", "V", "blocks", "count",
-    "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "fields", "stride_emitted",
+    "greedy", "temperature", "scratch", "accepted", "next_token", "emitted", "position", "positions", "K", "T", "V_draft", "V",
+    "blocks", "count", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "fields", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V, blocks, count,
-                 stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, ALIGNED: tl.constexpr,
-                 LIMBS: tl.constexpr, release: tl.constexpr):
-    """grid (B, ceil(blocks / count), K + 1 rows of the target and K of the draft): each program summarizes `count` blocks."""
+def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
+                 scratch, position, positions, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b,
+                 stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
+                 LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+    """grid (B, ceil(blocks / count), rows): each program summarizes `count` blocks of a row.
+
+    The rows are those of the target at so many positions from `position` on, then those of the draft.
+    """
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     i = tl.program_id(2)
@@ -200,13 +230,16 @@ def weigh_blocks(draft_probs, target_probs, lengths, cu_drafts, greedy, temperat
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     if release is not None:
         release()
-    if i <= K:
+    length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
+                                position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
+    if i < positions:
+        i += position
         if i <= length:
             row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
             words = words_of(scratch, own + i, blocks)
             summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
     elif draft_probs is not None:
-        i -= K + 1
+        i += position - positions
         if i < length:
             row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
             words = words_of(scratch, own_draft + i, blocks)
@@ -235,21 +268,24 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def share_rows(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, temperature, scratch, K, T, V_draft, V,
-               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, ALIGNED: tl.constexpr,
+def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
+               scratch, position, positions, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b,
+               stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
                LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, K + 1 rows of the target and K of the draft): each program shares out a row, and keeps its draft's share."""
+    """grid (B, rows), as of weigh_blocks: each program shares out a row, and keeps its draft's share."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
-    is_target = i <= K
-    i = tl.where(is_target, i, i - (K + 1))
-    token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
-    chances = words_of(scratch, rows, blocks) + i
     if release is not None:
         release()
+    length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
+                                position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
+    is_target = i < positions
+    i += tl.where(is_target, position, position - positions)
+    token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
+    chances = words_of(scratch, rows, blocks) + i
     if is_target:
         row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
         if LIMBS:
@@ -280,23 +316,12 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
-    i = tl.arange(0, POSITIONS)
-    tokens = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
-    if seed is None:
-        u = bits(tl.load(uniform_accept + start + i, mask=i < length, other=0), FLOAT64)
-    else:
-        u = random_bits(tl.load(seed + b), tl.load(offset + b), i, ACCEPT)
     scale_by = scale_of(heat, LIMBS)
-    chances = words_of(scratch, rows, blocks)
-    found = chances + rows + b * (HEADER + even(blocks))
-    draft_chances = None
-    if draft_probs is not None:
-        draft_chances = chances + own_draft
     if release is not None:
         release()
-    if wait is not None:
-        wait()
-    n, token, chance = end_of(tokens, u, chances + own, draft_chances, length, V_draft, is_greedy, POSITIONS)
+    n, token, chance = end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft,
+                              blocks, is_greedy, FLOAT64, POSITIONS, wait)
+    found = words_of(scratch, rows, blocks) + rows + b * (HEADER + even(blocks))
     words = words_of(scratch, own + n, blocks)
     if first == 0:
         tl.store(found, n)
