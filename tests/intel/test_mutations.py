@@ -16,7 +16,7 @@ from spec_verify_xpu import rule
 from spec_verify_xpu.gpu import config
 
 KERNELS = ("sum_chunks", "locate")
-LOGITS_KERNELS = ("weigh_blocks", "share_rows", "sum_residual", "draw")
+LOGITS_KERNELS = ("weigh_blocks", "share_rows", "draw")
 
 
 def no_barriers(llir):

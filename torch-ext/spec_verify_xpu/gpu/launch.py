@@ -48,7 +48,8 @@ LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPU
 OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
 WEIGH_BLOCKS = SHARE_ROWS = SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
-DRAW = ("draft_tokens", *ROWS, "uniform_sample", *SEEDS, *OF_LOGITS, "accepted", "next_token", "emitted")
+UNIFORMS = ("uniform_accept", "uniform_sample")
+DRAW = ("draft_tokens", *ROWS, *UNIFORMS, *SEEDS, *OF_LOGITS, "accepted", "next_token", "emitted")
 
 
 def configure(call, aligned):
@@ -106,8 +107,7 @@ def plan_of_logits(call, aligned, config, capacity):
     draft_rows = 0 if call.draft_probs is None else most
     sizes = T, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
-    how = max(config.positions, power_of_2(K + 1)), aligned, config.limbs
-    is_double = is_float64(call.uniform_accept)
+    how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
     rows = most + 1 + draft_rows
     work = (B * rows * blocks * config.weigh_warps, B * blocks * config.sum_warps)  # warps, if each program had one block
     count, pairs = (max(1, min(config.most_blocks, warps // on.threads)) for warps in work)
@@ -121,23 +121,26 @@ def plan_of_logits(call, aligned, config, capacity):
         launches += (
             Launch(
                 weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), stage_rows),
-                (first, positions, most, *sizes, count, *strides), (is_double, *how),
+                (first, positions, most, *sizes, count, *strides), how,
                 options(config.weigh_warps, on.locate_options if first else {}), (on.wait, on.release),
             ),
             Launch(
-                share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides),
-                (is_double, *how, capacity), options(config.share_warps), (on.wait, on.release),
+                share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides), (*how, capacity),
+                options(config.share_warps), (on.wait, on.release),
             ),
         )  # fmt: skip
-    launches += (
-        Launch(
-            sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides),
-            (is_double, *how), options(config.sum_warps), (on.wait, on.release),
-        ),
+    if call.draft_probs is not None:
+        launches.append(
+            Launch(
+                sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides), how,
+                options(config.sum_warps), (on.wait, on.release),
+            )
+        )  # fmt: skip
+    launches.append(
         Launch(
             draw, DRAW, (B, 1, 1), (K, *sizes, *strides, 0 if call.emitted is None else call.emitted.stride(0)),
-            (is_float64(call.uniform_sample), call.purpose, *how, capacity), options(config.draw_warps), (on.wait,),
-        ),
+            (*how, is_float64(call.uniform_sample), call.purpose, capacity), options(config.draw_warps), (on.wait,),
+        )
     )  # fmt: skip
     even = blocks + blocks % 2
     rows *= B

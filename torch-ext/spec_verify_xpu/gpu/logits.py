@@ -1,7 +1,8 @@
 """The rule from logits in four Triton launches: weigh all blocks, share out all rows, sum the residual, draw.
 
-Where there is work enough, the first two are launched in stages, for a few positions each, and later ones leave out sequences
-of which a draft has been refused: nobody reads the rows behind it.
+Without a draft's rows there is no residual to sum, and three do. Where there is work enough, the first two are launched in
+stages, for a few positions each, and later ones leave out sequences of which a draft has been refused: nobody reads the rows
+behind it.
 
 Device code only. A row's scratch is three arrays with an entry for each of its blocks: the maximum; the sum of weights, later
 the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the
@@ -166,7 +167,7 @@ def end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, 
     if seed is None:
         u = bits(tl.load(uniform_accept + start + i, mask=exists, other=0), FLOAT64)
     else:
-        u = random_bits(tl.load(seed + b), tl.load(offset + b), i, ACCEPT)
+        u = random_bits(tl.load(seed), tl.load(offset), i, ACCEPT)
     chances = words_of(scratch, rows, blocks)
     if wait is not None:
         wait()
@@ -186,6 +187,9 @@ def end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, 
 def length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, position,
                        V_draft, blocks, is_greedy, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, wait: tl.constexpr):
     """The length of sequence b, or -1 where a draft before `position` was refused, so that nobody reads rows from there on."""
+    if seed is not None:
+        seed += b
+        offset += b
     if position > 0:
         n, _, _ = end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start,
                          tl.minimum(length, position), V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
@@ -317,6 +321,9 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     scale_by = scale_of(heat, LIMBS)
+    if seed is not None:
+        seed += b
+        offset += b
     if release is not None:
         release()
     n, token, chance = end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft,
@@ -330,11 +337,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
         sums = found + HEADER
         masses = words + even(blocks)
         last = tl.minimum(first + count, blocks)
-        if draft_probs is None:
-            for block in range(first, last):  # without what the refused token has of it
-                taken = tl.where((token >= 0) & (token // BLOCK == block), chance, 0)
-                tl.store(sums + block, tl.load(masses + block) - taken)
-        elif token < 0:
+        if token < 0:
             for block in range(first, last):
                 tl.store(sums + block, tl.load(masses + block))
         else:
@@ -352,11 +355,15 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, temperature,
-         scratch, accepted, next_token, emitted, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b,
-         stride_target_k, fields, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, POSITIONS: tl.constexpr,
-         ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
-    """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it."""
+def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy,
+         temperature, scratch, accepted, next_token, emitted, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k,
+         stride_target_b, stride_target_k, fields, stride_emitted, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
+         ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SAMPLE_FLOAT64: tl.constexpr, PURPOSE: tl.constexpr,
+         CAPACITY: tl.constexpr, wait: tl.constexpr):
+    """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it.
+
+    Without a draft's rows there is no sum_residual: this finds where drafts end, and takes the refused token off its block.
+    """
     EARLY: tl.constexpr = not LIMBS and POSITIONS <= 256
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
@@ -369,8 +376,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     else:
         uniform_sample += start + b
     if EARLY:
-        u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, FLOAT64, PURPOSE)
-    found = words_of(scratch, rows, blocks) + rows + b * (HEADER + even(blocks))
+        u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, SAMPLE_FLOAT64, PURPOSE)
     next_token += b
     if emitted is not None:
         emitted += b * stride_emitted
@@ -378,24 +384,36 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     scale_by = scale_of(heat, LIMBS)
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
-    if wait is not None:
-        wait()
-    n = tl.load(found)
-    token = tl.load(found + 1)
-    if is_greedy:
-        write_token(next_token, emitted, n, token + one, one == 0)
+    if draft_probs is None:
+        n, token, chance = end_of(draft_tokens, None, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft,
+                                  blocks, is_greedy, FLOAT64, POSITIONS, wait)
+        largest = chance
     else:
-        sums = tl.load(found + HEADER + i, mask=i < blocks, other=0)
+        if wait is not None:
+            wait()
+        found = words_of(scratch, rows, blocks) + rows + b * (HEADER + even(blocks))
+        n = tl.load(found)
+        largest = tl.load(found + 1)
+        token = largest.to(tl.int32)
+    if is_greedy:
+        write_token(next_token, emitted, n, largest + one, one == 0)
+    else:
         words = words_of(scratch, own + n, blocks)
+        masses = words + even(blocks)
+        if draft_probs is None:
+            sums = tl.load(masses + i, mask=i < blocks, other=0)
+            sums -= tl.where((token >= 0) & (token // BLOCK == i), chance, 0)
+        else:
+            sums = tl.load(found + HEADER + i, mask=i < blocks, other=0)
         if EARLY:
             drawn = tl.sum(tl.where(position == n, u, 0), 0)
         else:
-            drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, FLOAT64, PURPOSE)
+            drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, SAMPLE_FLOAT64, PURPOSE)
         cumulative = running_sum(sums, 0, LIMBS)
         total = total_of(sums, LIMBS)
         if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
-            token = tl.full((), -1, tl.int64)
-            sums = tl.load(words + even(blocks) + i, mask=i < blocks, other=0)
+            token = tl.full((), -1, tl.int32)
+            sums = tl.load(masses + i, mask=i < blocks, other=0)
             cumulative = running_sum(sums, 0, LIMBS)
             total = total_of(sums, LIMBS)
         threshold = scale(drawn, total)
