@@ -42,10 +42,10 @@ class Plan(NamedTuple):
     launches: tuple[Launch, ...]
 
 
-INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "scratch", "bests")
+INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "bonus_tokens", "scratch", "bests")
 SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
-OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
+OF_LOGITS = ("lengths", "cu_drafts", "greedy", "bonus_tokens", "temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
 WEIGH_BLOCKS = (*ROWS, *OF_LOGITS)
 SHARE_ROWS = ("draft_tokens", *ROWS, *OF_LOGITS)
