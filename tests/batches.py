@@ -35,20 +35,29 @@ class Batch(NamedTuple):
     uniform_accept: torch.Tensor
     uniform_sample: torch.Tensor
     lengths: Optional[torch.Tensor] = None
+    bonus_tokens: Optional[torch.Tensor] = None  # then the target's rows are those of drafts alone
 
     def to(self, device):
         return Batch(*(x if x is None else x.to(device) for x in self))
 
     def verify(self, impl):
-        return sv.verify(*self[:5], lengths=self.lengths, impl=impl)
+        return sv.verify(*self[:5], lengths=self.lengths, bonus_tokens=self.bonus_tokens, impl=impl)
 
-    def by_rule(self):
-        return tuple(torch.tensor(x, dtype=torch.int64) for x in rule.verify(*self))
+    def by_rule(self, **options):
+        results = rule.verify(*self[:6], bonus_tokens=self.bonus_tokens, **options)
+        return tuple(torch.tensor(x, dtype=torch.int64) for x in results)
 
 
 def as_logits(rows):
     """Logits of which these are the probabilities."""
     return None if rows is None else rows.float().log().to(rows.dtype)
+
+
+def with_bonus(batch, dtype=torch.int64):
+    """The batch with bonus tokens, which need not be in the vocabulary, in place of the target's last rows."""
+    tokens = [-1, 0, 2**31 - 1, -(2**31), 7] if dtype == torch.int32 else [-1, 2**63 - 1, 0, -(2**63), 2**32 + 7]
+    bonus_tokens = torch.tensor(tokens * len(batch.draft_tokens), dtype=dtype)[: len(batch.draft_tokens)]
+    return batch._replace(target_probs=batch.target_probs[:, :-1], bonus_tokens=bonus_tokens)
 
 
 def logits_batch(*shape, **options):
@@ -129,7 +138,7 @@ class Ragged(NamedTuple):
     max_drafts: int
     uniform_accept: Optional[torch.Tensor] = None  # [T]
     uniform_sample: Optional[torch.Tensor] = None  # [T + B]
-    options: dict = {}  # noqa: RUF012 - greedy, seed, offset and temperature where given; nobody writes it
+    options: dict = {}  # noqa: RUF012 - greedy, bonus_tokens, seed, offset, temperature where given; nobody writes it
     dtype: torch.dtype = torch.int64  # of the result
     emitted: Optional[torch.dtype] = None  # of the emitted tokens, where they are asked for
     logits: bool = False  # whether the rows are
@@ -154,7 +163,7 @@ class Ragged(NamedTuple):
     def by_rule(self):
         temperature = {"temperature": 1.0} if self.logits else {}
         accepted, next_token = rule.verify_varlen(*self[:7], **{**temperature, **self.options})
-        results = tuple(torch.tensor(x, dtype=self.dtype) for x in (accepted, next_token))
+        results = tuple(torch.tensor(x, dtype=torch.int64).to(self.dtype) for x in (accepted, next_token))
         if self.emitted is None:
             return results
         tokens = self.draft_tokens.tolist()
@@ -174,15 +183,17 @@ def moved(x, device):
 
 
 def as_ragged(batch, **more):
-    """The sequences of a dense batch, one behind the other: of each only the drafts that count, and one row more."""
+    """The sequences of a dense batch, one behind the other: of each only the drafts that count, and one row more or none."""
     B, K = batch.draft_tokens.shape
     lengths = torch.full((B,), K, device=batch.draft_tokens.device) if batch.lengths is None else batch.lengths.clamp(0, K)
     rows = torch.arange(K + 1, device=lengths.device) <= lengths[:, None]  # [B, K + 1]
     drafts = rows[:, 1:]  # position i is a draft where row i + 1 exists
+    if batch.bonus_tokens is not None:
+        more["options"] = {**more.get("options", {}), "bonus_tokens": batch.bonus_tokens}
     return Ragged(
         batch.draft_tokens[drafts],
         None if batch.draft_probs is None else batch.draft_probs[drafts],
-        batch.target_probs[rows],
+        batch.target_probs[rows if batch.bonus_tokens is None else drafts],
         torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
         K,
         batch.uniform_accept[drafts],
@@ -199,6 +210,7 @@ def any_ragged(seed):
     r, g = random.Random(seed), torch.Generator().manual_seed(seed)
     kind = random.Random(seed % FORMATS)
     logits = random.Random(f"logits {seed % FORMATS}").random() < 0.2
+    bonus = random.Random(f"bonus {seed % FORMATS}").choice([None, None, None, torch.int64, torch.int32])
 
     def chance(p, r=r):
         return r.random() < p
@@ -228,7 +240,8 @@ def any_ragged(seed):
         chosen = options["greedy"][:, None] & (torch.rand(B, longest, generator=g) < 0.97)
         best = batch.target_probs[:, :-1].argmax(-1).to(ids)
         batch = batch._replace(draft_tokens=torch.where(chosen, best, batch.draft_tokens))
-    ragged = as_ragged(batch)
+    ragged = as_ragged(with_bonus(batch, bonus) if bonus else batch)
+    options.update(ragged.options)
     if chance(0.4, kind):
         options["seed"] = number()
         if chance(0.7):

@@ -85,7 +85,10 @@ def serve(batch):
     tokens, draft, target = batch.draft_tokens.flatten(), batch.draft_probs.flatten(0, 1), batch.target_probs.flatten(0, 1)
     ragged = tokens, draft, target, torch.tensor([0, 3, 6]), 3
     emitted = torch.empty(2, 4, dtype=torch.int32)
-    sv.verify_varlen(*ragged, seed=1, greedy=torch.tensor([True, False]), emitted=emitted, impl="triton")
+    greedy, bonus_tokens = torch.tensor([True, False]), torch.zeros(2, dtype=torch.int64)
+    sv.verify_varlen(*ragged, seed=1, greedy=greedy, emitted=emitted, impl="triton")
+    for rows, ids in ((draft, bonus_tokens), (draft[:, :127], bonus_tokens.int())):
+        sv.verify_varlen(tokens, rows, rows, *ragged[3:], seed=1, greedy=greedy, bonus_tokens=ids, impl="triton")
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         result = sv.verify_greedy(batch.draft_tokens, batch.target_probs.to(dtype), impl="triton")
     sv.sample(batch.target_probs, seed=1, impl="triton")
@@ -102,7 +105,10 @@ def serve_logits(batch):
         sv.verify_logits(tokens, None, target, seed=1, greedy=torch.tensor([True, False]), impl="triton")
         sv.verify_logits(tokens, draft.bfloat16(), target.float(), seed=1, impl="triton")  # each its own dtype
     ragged = tokens.flatten(), draft.flatten(0, 1), target.flatten(0, 1), ends, 3
-    sv.verify_logits_varlen(*ragged, seed=1, emitted=torch.empty(2, 4, dtype=torch.int32), impl="triton")
+    emitted, bonus_tokens = torch.empty(2, 4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    sv.verify_logits_varlen(*ragged, seed=1, emitted=emitted, impl="triton")
+    without_last_rows = *ragged[:2], ragged[1], ends, 3
+    sv.verify_logits_varlen(*without_last_rows, seed=1, bonus_tokens=bonus_tokens, emitted=emitted, impl="triton")
     sv.sample_logits(target, seed=1, temperature=0.5, impl="triton")
 
 

@@ -132,6 +132,10 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     (RANDOM, "greedy", {"greedy": ints(B + 1).bool()}, ValueError),
     (RANDOM, "greedy", {"greedy": ints(B, K).bool()}, ValueError),
     (RANDOM, "greedy", {"greedy": ints(B, device=META).bool()}, ValueError),
+    (RANDOM, "bonus_tokens", {"bonus_tokens": 3}, TypeError),
+    *((RANDOM, "bonus_tokens", {"bonus_tokens": x}, TypeError) for x in (floats(B), ints(B, dtype=torch.int16))),
+    *((RANDOM, "bonus_tokens", {"bonus_tokens": ints(*n)}, ValueError) for n in ((B + 1,), (B, 1), ())),
+    (RANDOM, "bonus_tokens", {"bonus_tokens": ints(B, device=META)}, ValueError),
     *(
         (f"{VERIFIERS} sample sample_logits", "dtype", {"dtype": x}, TypeError)
         for x in (torch.int16, torch.float32, "int64", None)
@@ -251,10 +255,27 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
 BAD_CALLS = [(function, *rest) for functions, *rest in BAD_CALLS for function in functions.split()]
 
 
+def rows_of_drafts(function):
+    """The good call's target without the rows that bonus tokens stand for, by its name."""
+    name, call = "target_logits" if "logits" in function else "target_probs", good_calls()[function]
+    return {name: call[name][:T] if "varlen" in function else call[name][:, :K]}
+
+
 @pytest.mark.parametrize("function, name, given, error", BAD_CALLS, ids=[f"{x[0]}-{x[1]}-{i}" for i, x in enumerate(BAD_CALLS)])
 def test_bad_call(function, name, given, error):
+    rows = rows_of_drafts(function) if "bonus_tokens" in given else {}
     with pytest.raises(error, match=rf"^{re.escape(name)}: expected .* got "):
-        getattr(sv, function)(**{**good_calls()[function], **given})
+        getattr(sv, function)(**{**good_calls()[function], **rows, **given})
+
+
+@pytest.mark.parametrize("function", RANDOM.split())
+def test_rows_beside_bonus_tokens(function):
+    """They are those of drafts alone, and without bonus tokens one more."""
+    bonus, rows = {"bonus_tokens": ints(B)}, rows_of_drafts(function)
+    getattr(sv, function)(**{**good_calls()[function], **bonus, **rows})
+    for wrong in (bonus, rows):
+        with pytest.raises(ValueError, match=rf"^{next(iter(rows))}: expected shape .* got "):
+            getattr(sv, function)(**{**good_calls()[function], **wrong})
 
 
 @pytest.mark.parametrize("function", sorted({function for function, *_ in BAD_CALLS}))
@@ -277,8 +298,9 @@ def test_triton_never_falls_back(monkeypatch):
 
 def test_the_operator_refuses_an_unknown_implementation():
     inputs, results = [good()[name] for name in NAMES], [torch.empty(B, dtype=torch.int64) for _ in range(2)]
+    options = None, None, SAMPLE, None, None, K, None, None, False, None, 1.0, None
     with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
-        sv.ops.ops.verify(*inputs, None, None, SAMPLE, None, None, K, None, False, None, 1.0, None, *results, "nonsense")
+        sv.ops.ops.verify(*inputs, *options, *results, "nonsense")
 
 
 def test_rows_that_are_not_contiguous_below_the_public_function(impl):

@@ -22,6 +22,7 @@ from batches import (
     random_batch,
     spoil,
     uniforms,
+    with_bonus,
 )
 from spec_verify_xpu import fixed_point, rule
 from spec_verify_xpu.gpu import config
@@ -58,11 +59,12 @@ def sequences(impl):
 def verify(batch, impl, device, **options):
     """By an implementation, on the CPU."""
     batch, options = batch.to(device), {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
-    return [x.cpu() for x in sv.verify_logits(*batch[:5], lengths=batch.lengths, **options, impl=impl)]
+    options.update(lengths=batch.lengths, bonus_tokens=batch.bonus_tokens, impl=impl)
+    return [x.cpu() for x in sv.verify_logits(*batch[:5], **options)]
 
 
 def by_rule(batch, temperature=1.0, **options):
-    return [torch.tensor(x, dtype=torch.int64) for x in rule.verify(*batch, temperature=temperature, **options)]
+    return batch.by_rule(temperature=temperature, **options)
 
 
 def assert_equals_rule(batch, impl, device, **options):
@@ -71,9 +73,10 @@ def assert_equals_rule(batch, impl, device, **options):
 
 
 @pytest.mark.parametrize("B, K, V, why", SHAPES, ids=lambda x: str(x) if isinstance(x, int) else "")
-@pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
-def test_shape(B, K, V, why, one_hot, impl, device, sequences):
-    assert_equals_rule(logits_batch(sequences(B), K, V, one_hot=one_hot, seed=V), impl, device, temperature=0.8)
+@pytest.mark.parametrize("kind", ["logits", "one_hot", "bonus"])
+def test_shape(B, K, V, why, kind, impl, device, sequences):
+    batch = logits_batch(sequences(B), K, V, one_hot=kind == "one_hot", seed=V)
+    assert_equals_rule(with_bonus(batch) if kind == "bonus" else batch, impl, device, temperature=0.8)
 
 
 @pytest.mark.parametrize("V, B", [(3, 1500), (30, 500), (1100, 4)], ids=["few", "one_block", "two_blocks"])
@@ -93,7 +96,7 @@ def test_rows_that_go_in_stages(K, V, one_hot, impl, device, monkeypatch):
     on = device.type
     monkeypatch.setitem(config.LOGITS, on, dataclasses.replace(config.LOGITS[on], waves=0))
     batch, g = logits_batch(12, K, V, one_hot=one_hot, seed=K), torch.Generator().manual_seed(0)
-    assert_equals_rule(batch, impl, device)
+    assert_equals_rule(with_bonus(batch), impl, device)
     options = {"greedy": torch.rand(12, generator=g) < 0.3, "seed": torch.arange(12)}
     lengths = torch.randint(-1, K + 2, (12,), generator=g)
     assert_equals_rule(batch._replace(uniform_accept=None, uniform_sample=None, lengths=lengths), impl, device, **options)
@@ -159,10 +162,11 @@ def test_temperature_of_0_is_verify_greedy(impl, device, sequences):
         assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), (x.cpu() for x in expected)))
 
 
-@pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
+@pytest.mark.parametrize("kind", ["logits", "one_hot", "bonus"])
 @pytest.mark.parametrize("V, B", [(1, 30), (7, 300), (40, 150), (1100, 6)], ids=lambda x: str(x))
-def test_hostile_content(V, B, one_hot, impl, device, sequences):
-    batch = hostile_logits_batch(sequences(B), 3, V, seed=V, one_hot=one_hot)
+def test_hostile_content(V, B, kind, impl, device, sequences):
+    batch = hostile_logits_batch(sequences(B), 3, V, seed=V, one_hot=kind == "one_hot")
+    batch = with_bonus(batch, torch.int32) if kind == "bonus" else batch
     temperatures = torch.tensor((WARM + COLD) * 20)[: len(batch.draft_tokens)]
     for temperature in (1.0, temperatures):
         assert_equals_rule(batch, impl, device, temperature=temperature)
@@ -299,26 +303,32 @@ def test_lengths_and_options(impl, device):
     assert (framed[:, [0, -1]] == 77).all() and torch.equal(framed[:, 1:-1].long().cpu(), torch.tensor(rows).int().long())
 
 
-def test_ragged_equals_dense_and_the_rule(impl, device):
-    """The same sequences one behind the other, with seeds and with uniforms."""
-    batch = logits_batch(6, 2, 50)._replace(lengths=torch.tensor([2, 0, 1, 2, 0, 2]))
+@pytest.mark.parametrize("bonus", [False, True], ids=["rows", "bonus"])
+def test_ragged_equals_dense_and_the_rule(bonus, impl, device):
+    """The same sequences one behind the other, with seeds and with uniforms: of two blocks, and either may be drawn from."""
+    batch = logits_batch(6, 2, 2048)._replace(lengths=torch.tensor([2, 0, 1, 2, 0, 2]))
+    batch = with_bonus(batch) if bonus else batch
     temperature = torch.tensor([1.0, 0.5, 0, 1e-45, NAN, 9])
     ragged = as_ragged(batch, options={"temperature": temperature}, emitted=torch.int64, logits=True)
     seeded = ragged._replace(uniform_accept=None, uniform_sample=None, options={**ragged.options, "seed": 3, "offset": 5})
     dense = verify(batch, impl, device, temperature=temperature)
-    for x in (ragged, seeded, ragged._replace(draft_probs=None), ragged._replace(options={})):
+    without = ragged._replace(options={name: x for name, x in ragged.options.items() if name != "temperature"})
+    for x in (ragged, seeded, ragged._replace(draft_probs=None), without):
         assert all(map(torch.equal, (y.cpu() for y in x.to(device).verify(impl)), x.by_rule()))
     assert all(map(torch.equal, (y.cpu() for y in ragged.to(device).verify(impl)), dense))
-    none = as_ragged(logits_batch(0, 4, 50), logits=True)
+    none = logits_batch(0, 4, 50)
+    none = as_ragged(with_bonus(none) if bonus else none, logits=True)
     assert all(map(torch.equal, (x.cpu() for x in none.to(device).verify(impl)), none.by_rule()))
 
 
 @pytest.mark.parametrize(
     "cu_drafts", [[5, 0, 99, -5, 3, 7, 2], [7] * 7, [0, 2, 0, 2, 0, 2, 7]], ids=["anything", "nothing", "the_same_rows"]
 )
-def test_offsets_that_are_not_monotone(cu_drafts, impl, device):
+@pytest.mark.parametrize("bonus", [False, True], ids=["rows", "bonus"])
+def test_offsets_that_are_not_monotone(cu_drafts, bonus, impl, device):
     """Sequences then share rows, each with a temperature of its own."""
     batch = logits_batch(6, 2, 50)._replace(lengths=torch.tensor([2, 0, 1, 2, 0, 2]))
+    batch = with_bonus(batch) if bonus else batch
     options = {"temperature": torch.tensor([1.0, 0.5, 0, 1e-45, NAN, 9])}
     ragged = as_ragged(batch, options=options, logits=True)._replace(cu_drafts=torch.tensor(cu_drafts))
     assert all(map(torch.equal, (x.cpu() for x in ragged.to(device).verify(impl)), ragged.by_rule()))

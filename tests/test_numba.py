@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import spec_verify_xpu as sv
-from batches import HOSTILE, Batch, hostile_batch, random_batch
+from batches import HOSTILE, Batch, hostile_batch, random_batch, with_bonus
 from spec_verify_xpu import rule
 from spec_verify_xpu.fixed_point import fixed
 from spec_verify_xpu.ops import Call
@@ -44,12 +44,12 @@ def split(monkeypatch):
     monkeypatch.setattr(compiled_cpu, "GRAIN", 1)
 
 
-def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths=None):
+def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths=None, bonus_tokens=None):
     """Without the public function's checks, which want uniforms of one dtype."""
     B, K = draft_tokens.shape
     result = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.int64)
     uniforms = uniform_accept, uniform_sample
-    rest = None, None, rule.SAMPLE, lengths, None, K, None, False, None, 1.0
+    rest = None, None, rule.SAMPLE, lengths, None, K, None, bonus_tokens, False, None, 1.0
     compiled_cpu.verify(Call(draft_tokens, draft_probs, target_probs, *uniforms, *rest, None, *result))
     return result
 
@@ -68,7 +68,8 @@ def every_function(batch, impl, dtype=torch.int64):
     ragged = [x if x is None else x.flatten(0, 1) for x in batch[:3]]
     offsets = torch.randint(-2, B * K + 3, (B + 1,), generator=torch.Generator().manual_seed(B))  # some end before they start
     greedy, seed = torch.arange(B) % 3 == 0, torch.arange(B) - B // 2
-    emitted = [torch.full((B, K + 3), 9, dtype=dtype) for _ in range(6)]
+    given = with_bonus(batch, dtype)
+    emitted = [torch.full((B, K + 3), 9, dtype=dtype) for _ in range(8)]
     inner = [x[:, 1 : K + 2] for x in emitted]
     common = {"dtype": dtype, "impl": impl}
     results = (
@@ -80,6 +81,19 @@ def every_function(batch, impl, dtype=torch.int64):
         sv.verify_logits(*batch[:5], lengths=batch.lengths, greedy=greedy, emitted=inner[4], **common),
         sv.verify_logits_varlen(*ragged, offsets.to(dtype), K, seed=seed, temperature=seed / 2, emitted=inner[5], **common),
         [sv.sample_logits(batch.target_probs, temperature=0.7, seed=3, offset=torch.arange(K + 1).expand(B, -1), **common)],
+        sv.verify(*given[:3], seed=seed, greedy=greedy, bonus_tokens=given[6], emitted=inner[6], **common),
+        sv.verify_logits_varlen(
+            ragged[0],
+            ragged[1],
+            given.target_probs.flatten(0, 1),
+            offsets,
+            K,
+            seed=seed,
+            temperature=seed / 2,
+            bonus_tokens=given[6],
+            emitted=inner[7],
+            **common,
+        ),
         [sv.emit(batch.draft_tokens.clamp(-1, 2**31 - 1), seed, seed.to(dtype), pad=-7, impl=impl)],
     )
     return [*itertools.chain(*results), *emitted]
@@ -109,11 +123,12 @@ def test_ten_thousand_sequences(V, B):
     assert_equals_rule(random_batch(B, 4, V, uniform=torch.float32, seed=V))
 
 
-@pytest.mark.parametrize("one_hot", [False, True], ids=["probs", "one_hot"])
+@pytest.mark.parametrize("kind", ["probs", "one_hot", "bonus"])
 @pytest.mark.parametrize("V", [1, 7, 511, 512, 513, 1100], ids=lambda V: f"V{V}")
-def test_hostile_content(V, one_hot):
+def test_hostile_content(V, kind):
     """One token, an unfinished vector, a block less one, whole, and more one, and three blocks."""
-    assert_equals_rule(hostile_batch(100, 4, V, seed=V, one_hot=one_hot))
+    batch = hostile_batch(100, 4, V, seed=V, one_hot=kind == "one_hot")
+    assert_equals_rule(with_bonus(batch) if kind == "bonus" else batch)
 
 
 def test_every_mix_of_dtypes():

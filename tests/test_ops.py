@@ -8,7 +8,7 @@ import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spec_verify_xpu as sv
-from batches import Batch, as_ragged, random_batch
+from batches import Batch, as_ragged, random_batch, with_bonus
 from spec_verify_xpu._ops import ops
 from spec_verify_xpu.rule import DRAW, SAMPLE
 
@@ -38,6 +38,8 @@ def test_registered_for_each_device(op, key):
 @pytest.mark.parametrize("given", [True, False], ids=["all", "none"])
 def test_opcheck(batch, ragged, chance, given, logits, impl, device):
     """Schema, fake, autograd registration and dynamic tracing, with every optional argument given and left out."""
+    bonus_tokens = torch.arange(3, device=device) if given and chance != "neither" else None
+    batch = batch if bonus_tokens is None else with_bonus(batch)
     source = as_ragged(batch) if ragged else batch
     accept, sample = (source.uniform_accept, source.uniform_sample) if chance == "uniforms" else (None, None)
     seeds = (torch.arange(3, device=device), torch.arange(3, device=device)) if chance == "seeds" else (None, None)
@@ -49,7 +51,7 @@ def test_opcheck(batch, ragged, chance, given, logits, impl, device):
         ops.verify.default,
         (
             source.draft_tokens, source.draft_probs if given else None, source.target_probs, accept, sample, *seeds, SAMPLE,
-            lengths, source.cu_drafts if ragged else None, 4, greedy, logits, temperature, 1.0,
+            lengths, source.cu_drafts if ragged else None, 4, greedy, bonus_tokens, logits, temperature, 1.0,
             torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, *outputs, impl,
         ),
     )  # fmt: skip
@@ -60,7 +62,7 @@ def test_opcheck_of_the_others(batch, impl, device):
     none, *outputs, seeds = (torch.zeros(n, dtype=torch.int64, device=device) for n in ((3, 0), 3, 3, 3))
     rows = none, None, batch.target_probs[:, :1]
     for more in ((False, None, 1.0), (True, None, 0.5), (True, torch.ones(3, device=device), 1.0)):
-        arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, *more, None, *outputs, impl)
+        arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, None, *more, None, *outputs, impl)
         torch.library.opcheck(ops.verify.default, arguments)
     torch.library.opcheck(ops.emit.default, (batch.draft_tokens, *outputs, -1, torch.zeros_like(batch.uniform_sample), impl))
 
@@ -82,6 +84,7 @@ def fake_results(kind):
         *sv.verify_greedy(ids(3, 4), probs(3, 5), lengths=ids(3)),
         *sv.verify_logits(ids(3, 4), probs(3, 4), probs(3, 5), temperature=0.7),
         *sv.verify_logits_varlen(ids(6), probs(6), probs(9), ids(4), 4, seed=1, temperature=temperature),
+        *sv.verify_logits_varlen(ids(6), probs(6), probs(6), ids(4), 4, seed=1, bonus_tokens=ids(3)),
         sv.sample_logits(probs(3), seed=1, temperature=0.7),
         sv.sample(probs(3), seed=1),
         sv.sample(probs(3, 5), ids(3, 5)),
@@ -96,7 +99,7 @@ def test_fake_on_any_device(kind, device):
         pytest.skip(f"a {device.type} build of torch")
     with FakeTensorMode(allow_non_fake_inputs=False):
         results = fake_results(kind)
-    assert [tuple(x.shape) for x in results] == [(3,)] * 14 + [(3, 5)] * 2
+    assert [tuple(x.shape) for x in results] == [(3,)] * 16 + [(3, 5)] * 2
     assert {(x.dtype, x.device.type) for x in results} == {(torch.int64, kind)}
 
 
@@ -116,6 +119,11 @@ def steps(impl):
         cu_drafts = torch.arange(B + 1, device=rows.device) * K
         drafts = batch.draft_tokens.flatten(), batch.draft_probs.flatten(0, 1)
         return [*sv.verify_varlen(*drafts, rows, cu_drafts, K, *(x.flatten() for x in batch[3:5]), impl=impl)]
+
+    def given_bonus(batch):
+        rows, greedy = batch.target_probs[:, :-1], batch.lengths % 2 == 0
+        options = {"lengths": batch.lengths, "greedy": greedy, "bonus_tokens": batch.lengths - 9, "impl": impl}
+        return [*sv.verify(*batch[:2], rows, *batch[3:5], **options), *sv.verify_logits(*batch[:2], rows, seed=1, **options)]
 
     def verify_greedy(batch):
         return [*sv.verify_greedy(batch.draft_tokens, batch.target_probs, impl=impl)]
@@ -144,7 +152,19 @@ def steps(impl):
         emitted = sv.emit(batch.draft_tokens, accepted, next_token, impl=impl)
         return [*sv.statistics(accepted, batch.lengths, 4), sv.logprobs(emitted, batch.target_probs)]
 
-    return verify, seeded, verify_varlen, verify_greedy, sample, verify_logits, sample_logits, emit, outputs, metrics
+    return (
+        verify,
+        seeded,
+        verify_varlen,
+        given_bonus,
+        verify_greedy,
+        sample,
+        verify_logits,
+        sample_logits,
+        emit,
+        outputs,
+        metrics,
+    )
 
 
 STEPS = [step.__name__ for step in steps("auto")]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import spec_verify_xpu as sv
-from batches import HOSTILE, Batch, assert_equals_rule, hostile_batch, random_batch
+from batches import HOSTILE, Batch, assert_equals_rule, hostile_batch, random_batch, with_bonus
 
 EDGE_CASES = json.loads((Path(__file__).parent / "edge_cases.json").read_text())
 HALVES = (torch.float16, torch.bfloat16)
@@ -57,9 +57,10 @@ def edge_case_batch(case):
 
 
 @pytest.mark.parametrize("B, K, V, why", SHAPES, ids=lambda x: str(x) if isinstance(x, int) else "")
-@pytest.mark.parametrize("one_hot", [False, True], ids=["probs", "one_hot"])
-def test_shape(B, K, V, why, one_hot, impl, device):
-    assert_equals_rule(random_batch(B, K, V, one_hot=one_hot, seed=V), impl, device)
+@pytest.mark.parametrize("kind", ["probs", "one_hot", "bonus"])
+def test_shape(B, K, V, why, kind, impl, device):
+    batch = random_batch(B, K, V, one_hot=kind == "one_hot", seed=V)
+    assert_equals_rule(with_bonus(batch) if kind == "bonus" else batch, impl, device)
 
 
 @pytest.mark.parametrize("V, B", [(3, 4000), (100, 4000), (600, 2000)], ids=["few", "one_chunk", "two_chunks"])
@@ -112,13 +113,15 @@ def test_lengths_are_clamped(impl, device):
     for dtype in (torch.int32, torch.int64):
         lengths = torch.tensor([-5, 0, 1, 3, 4, 5, 2**31 - 1], dtype=dtype)
         assert_equals_rule(batch._replace(lengths=lengths), impl, device)
+        assert_equals_rule(with_bonus(batch._replace(lengths=lengths), dtype), impl, device)
     assert_equals_rule(batch._replace(lengths=torch.tensor([2**62, -(2**62), 2**32, 1, 2, 3, 4])), impl, device)
 
 
-@pytest.mark.parametrize("one_hot", [False, True], ids=["probs", "one_hot"])
+@pytest.mark.parametrize("kind", ["probs", "one_hot", "bonus"])
 @pytest.mark.parametrize("V", [7, 600], ids=["one_chunk", "two_chunks"])
-def test_hostile_content(V, one_hot, impl, device, sequences):
-    assert_equals_rule(hostile_batch(sequences(200), 4, V, seed=V, one_hot=one_hot), impl, device)
+def test_hostile_content(V, kind, impl, device, sequences):
+    batch = hostile_batch(sequences(200), 4, V, seed=V, one_hot=kind == "one_hot")
+    assert_equals_rule(with_bonus(batch, torch.int32) if kind == "bonus" else batch, impl, device)
 
 
 @pytest.mark.parametrize("V", [512, 1024, 2049], ids=["full_chunk", "full_tile", "past_the_tile"])
@@ -155,8 +158,9 @@ def test_strided_inputs(impl, device):
     every_third = torch.stack([batch.uniform_sample] * 3, -1).flatten(1)[:, ::3]
     views = Batch(batch.draft_tokens.t().contiguous().t(), apart, wide[..., 5:69], batch.uniform_accept.flip(1).flip(1),
                   every_third, torch.tensor([3, 0, 2, 0, 1, 0])[::2].repeat(2)[:6])  # fmt: skip
-    assert_equals_rule(views, impl, device)
-    assert_equals_rule(batch._replace(target_probs=batch.target_probs[:1].expand(6, 4, 64)), impl, device)
+    for x in (views, batch._replace(target_probs=batch.target_probs[:1].expand(6, 4, 64))):
+        assert_equals_rule(x, impl, device)
+        assert_equals_rule(with_bonus(x)._replace(bonus_tokens=torch.arange(12)[::2]), impl, device)
 
 
 @pytest.mark.parametrize("axis", ["batch", "position"])
@@ -200,4 +204,4 @@ def test_any_input(data, impl, device):
         tensor((B, K + 1), bits, uniform),
         tensor((B,), st.integers(-1, K + 1), torch.int64) if data.draw(st.booleans()) else None,
     )
-    assert_equals_rule(batch, impl, device)
+    assert_equals_rule(with_bonus(batch) if data.draw(st.booleans()) else batch, impl, device)

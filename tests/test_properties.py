@@ -116,9 +116,10 @@ def test_padding_the_vocabulary_changes_nothing(batch_of_many, impl, device):
 
 def test_inputs_are_not_written(batch_of_many, impl, device):
     batch = batch_of_many.to(device)
-    before = [x.clone() for x in batch]
+    given = [x for x in batch if x is not None]
+    before = [x.clone() for x in given]
     batch.verify(impl)
-    assert all(torch.equal(x, y) for x, y in zip(batch, before))
+    assert all(map(torch.equal, given, before))
 
 
 def test_generator_makes_a_run_reproducible(impl, device, sequences):

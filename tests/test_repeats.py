@@ -79,12 +79,13 @@ def test_repeated_calls_see_what_tensors_hold(inputs, launched):
 def test_every_option_is_repeated(inputs, launched):
     numbers = torch.arange(3)
     flat, ends = [x.flatten(0, 1) for x in inputs[:3]], torch.arange(4) * 4
-    seeds = {"seed": numbers, "offset": numbers + 9}
+    rows, seeds = flat[1].flip(0), {"seed": numbers, "offset": numbers + 9}
     calls = {
         "dtype": lambda impl: sv.verify(*inputs, dtype=torch.int32, impl=impl),
         "one_hot": lambda impl: sv.verify(inputs[0], None, *inputs[2:], lengths=numbers, impl=impl),
         "seeds": lambda impl: sv.verify(*inputs[:3], **seeds, impl=impl),
         "ragged": lambda impl: sv.verify_varlen(*flat, ends, 4, **seeds, greedy=numbers == 1, impl=impl),
+        "bonus": lambda impl: sv.verify_varlen(*flat[:2], rows, ends, 4, **seeds, bonus_tokens=numbers - 7, impl=impl),
     }
     for call in calls.values():
         expected = call("reference")
@@ -189,7 +190,7 @@ def test_batches_without_anything_to_launch_are_not_kept(B, T, monkeypatch):
     monkeypatch.setattr(launch, "kept_launches", Kept())
     ends, numbers = torch.arange(B + 1) * (T // 2), torch.arange(B)
     rows = torch.zeros(T, dtype=torch.int64), torch.rand(T, 16), torch.rand(T + B, 16)
-    inputs = *rows, None, None, numbers, numbers + 1, None, ends, None, None
+    inputs = *rows, None, None, numbers, numbers + 1, None, ends, None, None, None
     call = sv.api.ragged_call(inputs, False, 1.0, 2, None, torch.int64, None, None, "eager")
     assert bool(launch.kept(call)) == (B * T > 0)
 

@@ -97,6 +97,18 @@ def test_by_hand():
     assert [verify(3, us) for us in range(4)] == [(0, 0)] * 4  # the residual is [1, 0, 0]
 
 
+def test_bonus_by_hand():
+    """As above without a last row: a draft that stands is followed by the bonus token, any that ends the draft by its row's."""
+
+    def verify(tokens, ua, bonus=-5):
+        return rule.verify_sequence(tokens, [[1, 2, 1]], [[2, 1, 1]], [ua], [0, 0], int, 4, bonus)
+
+    assert [verify([1], ua) for ua in range(4)] == [(1, -5), (1, -5), (0, 0), (0, 0)]
+    assert verify([-1], 0) == (0, 0) and verify([], 0) == (0, -5)
+    greedy = functools.partial(rule.verify_sequence_greedy, target=[[2, 1, 1]], bonus=9)
+    assert [greedy(tokens) for tokens in ([0], [1], [-1], [])] == [(1, 9), (0, 0), (0, 0), (0, 9)]
+
+
 @pytest.mark.parametrize(
     "x, weight",
     [(0.0, 0), (-1.0, 0), (float("nan"), 0), (float("-inf"), 0), (1.0, 2**44), (float("inf"), 2**44), (1.5, 2**44),

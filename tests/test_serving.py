@@ -11,7 +11,7 @@ import torch
 
 import fuzz
 import spec_verify_xpu as sv
-from batches import Batch, any_ragged, as_ragged, placeholders, random_batch, spoil, uniforms
+from batches import Batch, any_ragged, as_ragged, placeholders, random_batch, spoil, uniforms, with_bonus
 from spec_verify_xpu import eager, rule
 
 if importlib.util.find_spec("triton"):
@@ -73,6 +73,8 @@ def test_random_batches_hold_what_they_are_for():
         lambda x: (x.cu_drafts.diff() > x.max_drafts).any(),
         lambda x: (x.cu_drafts < 0).any() and (x.cu_drafts > len(x.draft_tokens)).any(),
         lambda x: "seed" in x.options and "greedy" in x.options,
+        lambda x: "bonus_tokens" in x.options and "greedy" in x.options,
+        lambda x: "bonus_tokens" in x.options and x.size > 0 and len(x.draft_tokens) == 0,
         lambda x: x.emitted == torch.int32 and x.dtype == torch.int64,
         lambda x: x.logits and x.target_probs.shape[1] > 1024,
         lambda x: x.logits and isinstance(x.options.get("temperature"), torch.Tensor),
@@ -111,14 +113,16 @@ def test_many_threads_equal_the_rule(impl, device):
 
 
 @pytest.mark.parametrize("V", [33, 600, 8193], ids=["one_chunk", "two_chunks", "a_last_chunk_of_one"])
-@pytest.mark.parametrize("one_hot", [False, True], ids=["probs", "one_hot"])
-def test_varlen_equals_verify(V, one_hot, impl, device):
-    batch = random_batch(8, 5, V, one_hot=one_hot, seed=V)._replace(lengths=torch.tensor([5, 0, 3, 1, 5, 2, 4, 5])).to(device)
+@pytest.mark.parametrize("kind", ["probs", "one_hot", "bonus"])
+def test_varlen_equals_verify(V, kind, impl, device):
+    batch = random_batch(8, 5, V, one_hot=kind == "one_hot", seed=V)._replace(lengths=torch.tensor([5, 0, 3, 1, 5, 2, 4, 5]))
+    batch = (with_bonus(batch) if kind == "bonus" else batch).to(device)
     ragged = as_ragged(batch)
     assert equal(ragged.verify(impl), batch.verify(impl))
     seeds = {"seed": torch.arange(8, device=device) ** 20, "offset": torch.arange(8, device=device) - 4}
-    ragged = ragged._replace(uniform_accept=None, uniform_sample=None, options=seeds)
-    assert equal(ragged.verify(impl), sv.verify(*batch[:3], lengths=batch.lengths, **seeds, impl=impl))
+    ragged = ragged._replace(uniform_accept=None, uniform_sample=None, options={**ragged.options, **seeds})
+    counts = {"lengths": batch.lengths, "bonus_tokens": batch.bonus_tokens}
+    assert equal(ragged.verify(impl), sv.verify(*batch[:3], **counts, **seeds, impl=impl))
 
 
 @pytest.mark.parametrize(
@@ -126,11 +130,12 @@ def test_varlen_equals_verify(V, one_hot, impl, device):
     [([0] * 3, 4), ([0] * 3, 0), ([], 4), ([], 0), ([2, 3, 0], 0), ([2, 3, 0], 2), ([2, 3, 0], 100), ([16], 16), ([17], 17)],
     ids=str,
 )
-@pytest.mark.parametrize("one_hot", [False, True], ids=["probs", "one_hot"])
-def test_degenerate_sizes(lengths, max_drafts, one_hot, impl, device):
+@pytest.mark.parametrize("kind", ["probs", "one_hot", "bonus"])
+def test_degenerate_sizes(lengths, max_drafts, kind, impl, device):
     """T = 0, B = 0, drafts cut or allowed for and not there, and as many as the smallest tile tests, or one more."""
-    batch = random_batch(len(lengths), max([*lengths, 0]), 5, one_hot=one_hot)
+    batch = random_batch(len(lengths), max([*lengths, 0]), 5, one_hot=kind == "one_hot")
     batch = batch._replace(lengths=torch.tensor(lengths, dtype=torch.int64))
+    batch = with_bonus(batch) if kind == "bonus" else batch
     for options in ({}, {"seed": 3}, {"greedy": torch.ones(len(lengths), dtype=torch.bool)}):
         ragged = as_ragged(batch, options=options, emitted=torch.int64)._replace(max_drafts=max_drafts)
         if "seed" in options:
@@ -454,11 +459,14 @@ def test_emit_of_tensors_that_are_strided(impl, device):
 
 
 def calls(batch, impl):
-    """Each function that verifies, waiting for its output options."""
-    ragged = as_ragged(batch)
+    """Each function that verifies, and with bonus tokens too, waiting for its output options."""
+    given = with_bonus(batch)._replace(bonus_tokens=torch.arange(len(batch.lengths), device=batch.lengths.device))
+    ragged, others = as_ragged(batch), as_ragged(given)
     return [
         lambda **options: sv.verify(*batch[:5], lengths=batch.lengths, **options, impl=impl),
+        lambda **options: sv.verify(*given[:5], lengths=batch.lengths, bonus_tokens=given[6], **options, impl=impl),
         lambda **options: sv.verify_varlen(*ragged[:7], **options, impl=impl),
+        lambda **options: sv.verify_varlen(*others[:7], **others.options, **options, impl=impl),
         lambda **options: sv.verify_greedy(*batch[0:3:2], lengths=batch.lengths, **options, impl=impl),
     ]
 
@@ -532,7 +540,7 @@ def test_a_spoiled_sequence_harms_no_neighbour(how, impl, device):
     """It gives a token of the vocabulary itself, and every other sequence gives what it gave."""
     batch = random_batch(B, K, V, uniform=torch.float32)._replace(lengths=torch.tensor([3, 2, 3, 0, 3]))
     well = calls(batch.to(device), impl)
-    spoiled = Batch(*(x.clone() for x in batch))
+    spoiled = Batch(*(x if x is None else x.clone() for x in batch))
     how(spoiled)
     others = torch.arange(B) != SICK
     for before, after in zip(well, calls(spoiled.to(device), impl)):

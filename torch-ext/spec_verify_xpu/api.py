@@ -17,6 +17,7 @@ from .validation import (
     number_of,
     require_int,
     require_rows,
+    validate_bonus_tokens,
     validate_dense,
     validate_emit,
     validate_mask,
@@ -39,6 +40,7 @@ def verify(
     *,
     lengths: Optional[torch.Tensor] = None,
     greedy: Optional[torch.Tensor] = None,
+    bonus_tokens: Optional[torch.Tensor] = None,
     seed: Union[int, torch.Tensor, None] = None,
     offset: Union[int, torch.Tensor, None] = None,
     generator: Optional[torch.Generator] = None,
@@ -78,6 +80,9 @@ def verify(
     greedy
         Which sequences are verified as `verify_greedy` does, without chance. Shape ``[B]``, bool. Their draft_probs and
         randomness are not looked at. None: none of them.
+    bonus_tokens
+        The next token of each sequence whose drafts all stand, where it is drawn elsewhere. Shape ``[B]``, int64 or int32, any
+        numbers. target_probs then has the drafts' rows alone, ``[B, K, V]``. None: drawn here, from the last row.
     seed, offset
         In place of uniforms: 63 bits a draw from Philox-4x32-10 (Salmon et al. 2011), computed where they are used from the
         sequence's seed and offset and the position alone (docs/SERVING.md has the layout), so the same rows and drafts get the
@@ -102,8 +107,9 @@ def verify(
     Returns
     -------
     VerifyResult
-        accepted ``[B]`` in ``[0, K]`` and next_token ``[B]`` in ``[0, V)``. A row without any mass gives token 0. Where no out
-        is given they may share an allocation of up to 2 MB with the call's scratch on NVIDIA: copy what is kept for long.
+        accepted ``[B]`` in ``[0, K]`` and next_token ``[B]`` in ``[0, V)``, or one of bonus_tokens as it is. A row without any
+        mass gives token 0. Where no out is given they may share an allocation of up to 2 MB with the call's scratch on NVIDIA:
+        copy what is kept for long.
 
     Raises
     ------
@@ -124,7 +130,7 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, None)
+    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, bonus_tokens, None)
     inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
     return run(dense_call, inputs, emitted, out, (dtype, impl, None, False, 1.0), generator)
 
@@ -139,6 +145,7 @@ def verify_varlen(
     uniform_sample: Optional[torch.Tensor] = None,
     *,
     greedy: Optional[torch.Tensor] = None,
+    bonus_tokens: Optional[torch.Tensor] = None,
     seed: Union[int, torch.Tensor, None] = None,
     offset: Union[int, torch.Tensor, None] = None,
     generator: Optional[torch.Generator] = None,
@@ -171,6 +178,8 @@ def verify_varlen(
         Shape ``[T]``.
     uniform_sample
         Shape ``[T + B]``.
+    bonus_tokens
+        As in `verify`: target_probs is then ``[T, V]``, and the rows of sequence b start at ``cu_drafts[b]``.
     emitted
         Shape ``[B, max_drafts + 1]``.
 
@@ -185,7 +194,7 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, None)
+    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, bonus_tokens, None)
     inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
     return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, False, 1.0), generator)
 
@@ -200,6 +209,7 @@ def verify_logits(
     temperature: Union[float, torch.Tensor, None] = None,
     lengths: Optional[torch.Tensor] = None,
     greedy: Optional[torch.Tensor] = None,
+    bonus_tokens: Optional[torch.Tensor] = None,
     seed: Union[int, torch.Tensor, None] = None,
     offset: Union[int, torch.Tensor, None] = None,
     generator: Optional[torch.Generator] = None,
@@ -235,7 +245,7 @@ def verify_logits(
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
     temperature, one_temperature = number_of(temperature)
-    rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, temperature)
+    rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, bonus_tokens, temperature)
     inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
     return run(dense_call, inputs, emitted, out, (dtype, impl, None, True, one_temperature), generator)
 
@@ -251,6 +261,7 @@ def verify_logits_varlen(
     *,
     temperature: Union[float, torch.Tensor, None] = None,
     greedy: Optional[torch.Tensor] = None,
+    bonus_tokens: Optional[torch.Tensor] = None,
     seed: Union[int, torch.Tensor, None] = None,
     offset: Union[int, torch.Tensor, None] = None,
     generator: Optional[torch.Generator] = None,
@@ -277,7 +288,7 @@ def verify_logits_varlen(
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
     """
     temperature, one_temperature = number_of(temperature)
-    rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, temperature)
+    rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, bonus_tokens, temperature)
     inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
     return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, True, one_temperature), generator)
 
@@ -316,7 +327,8 @@ def verify_greedy(
     result = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
-    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, lengths, None, K, None, False, None, 1.0, emitted, *result, impl)
+    options = lengths, None, K, None, None, False, None, 1.0, emitted
+    ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, *options, *result, impl)
     return VerifyResult(*result)
 
 
@@ -413,7 +425,7 @@ def sample_rows(name, rows, uniform, logits, temperature, seed, offset, generato
     uniform, seed, offset, temperature = (x if x is None else x.reshape(R) for x in (*numbers, temperature))
     # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
-    inputs = no_drafts, None, rows.reshape(R, 1, rows.shape[-1]), *columns, seed, offset, DRAW, None, None, 0, None
+    inputs = no_drafts, None, rows.reshape(R, 1, rows.shape[-1]), *columns, seed, offset, DRAW, None, None, 0, None, None
     ops.verify(*inputs, logits, temperature, one_temperature, None, accepted, tokens.view(R), impl)
     return tokens
 
@@ -474,6 +486,7 @@ def warmup(
     lengths: Optional[torch.dtype] = None,
     cu_drafts: Optional[torch.dtype] = None,
     greedy: bool = False,
+    bonus_tokens: Optional[torch.dtype] = None,
     emitted: Optional[torch.dtype] = None,
     logits: bool = False,
     temperature: bool = False,
@@ -527,7 +540,8 @@ def warmup(
     inputs = (
         tensor(draft_tokens, *two),
         tensor(draft_probs, *two, 16),  # as many entries as are read at once
-        tensor(target_probs, *three, 16),
+        tensor(target_probs, *(two if bonus_tokens else three), 16),
+        tensor(chance, *two),
         tensor(chance, *two),
         tensor(chance, *three),
         tensor(numbers, 1),
@@ -535,6 +549,7 @@ def warmup(
         tensor(lengths, 1),
         tensor(cu_drafts, 2),
         tensor(torch.bool if greedy else None, 1),
+        tensor(bonus_tokens, 1),
         tensor(torch.float32 if temperature else None, 1),
     )
     more = None, dtype, None, tensor(emitted, 1, 3), impl
@@ -569,15 +584,16 @@ def run(call_of_inputs, inputs, emitted, out, options, generator):
 
 def dense_call(inputs, logits, one_temperature, _, *options):
     """The call of dense inputs, validated."""
-    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, lengths, *_ = inputs
-    B, K = validate_dense(draft_tokens, draft, target, lengths, LOGITS if logits else ROWS)
+    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, lengths, _, _, bonus_tokens, _ = inputs
+    names = LOGITS if logits else ROWS
+    B, K = validate_dense(draft_tokens, draft, target, lengths, names, bonus_tokens=bonus_tokens)
     return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, logits, one_temperature, *options)
 
 
 def ragged_call(inputs, logits, one_temperature, max_drafts, *options):
     """Likewise, of ragged ones."""
-    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, _, cu_drafts, *_ = inputs
-    T, B = validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, LOGITS if logits else ROWS)
+    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, _, cu_drafts, _, bonus_tokens, _ = inputs
+    T, B = validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, LOGITS if logits else ROWS, bonus_tokens)
     uniforms = {
         "uniform_accept": (uniform_accept, (T,), "[T]"),
         "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
@@ -587,13 +603,14 @@ def ragged_call(inputs, logits, one_temperature, max_drafts, *options):
 
 def call_of(inputs, uniforms, B, K, logits, one_temperature, generator, dtype, out, emitted, impl):
     """The call of inputs whose rows are validated, with what else they say, and the outputs."""
-    draft_tokens, draft, target, _, _, seed, offset, lengths, cu_drafts, greedy, temperature = inputs
+    draft_tokens, draft, target, _, _, seed, offset, lengths, cu_drafts, greedy, bonus_tokens, temperature = inputs
     randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target.device)
     validate_mask(greedy, B, target.device)
+    validate_bonus_tokens(bonus_tokens, B, target.device)
     validate_temperature(temperature, one_temperature, (B,), "[B]", target.device)
     accepted, next_token = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
-    options = lengths, cu_drafts, K, greedy, logits, temperature, one_temperature
+    options = lengths, cu_drafts, K, greedy, bonus_tokens, logits, temperature, one_temperature
     return Call(draft_tokens, draft, target, *randomness, SAMPLE, *options, emitted, accepted, next_token)
 
 

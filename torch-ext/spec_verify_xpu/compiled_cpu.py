@@ -217,7 +217,7 @@ def search(target, draft, V, shared, sums, threshold, buffers):
 
 
 @njit
-def verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_draft, V, sums, buffers):
+def verify_sequence(length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, sums, buffers):
     """rule.verify_sequence of the first `length` drafts."""
     n, rejected = 0, NOTHING
     while n < length:
@@ -231,6 +231,8 @@ def verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_dr
             rejected = row
             break
         n += 1
+    if n == length and bonus[1] != NUMBER:
+        return n, load_int(bonus)
     row, shared = at(target, n), min(V, V_draft)
     total = sum_blocks(row, rejected, V, shared, sums, buffers)
     if total == 0 and rejected != NOTHING:
@@ -282,13 +284,13 @@ def argmax(row, V):
 
 
 @njit
-def verify_sequence_greedy(length, tokens, target, V):
+def verify_sequence_greedy(length, tokens, target, bonus, V):
     """rule.verify_sequence_greedy of the first `length` drafts."""
-    n, best = 0, argmax(at(target, 0), V)
-    while n < length and load_int(at(tokens, n)) == best:
-        n += 1
+    for n in range(length):
         best = argmax(at(target, n), V)
-    return n, best
+        if load_int(at(tokens, n)) != best:
+            return n, best
+    return length, argmax(at(target, length), V) if bonus[1] == NUMBER else load_int(bonus)
 
 
 @njit
@@ -414,11 +416,13 @@ def residual(target, draft, V, V_draft, block, memory):
 
 
 @njit
-def verify_sequence_logits(length, tokens, draft, target, accept, sample, purpose, V_draft, V, factor, memory, buffer):
+def verify_sequence_logits(length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, factor, memory, buffer):
     """rule.verify_sequence of the first `length` drafts, of logits that are to be multiplied by a factor."""
     target_parts, draft_parts, sums, maxima, p, q = memory
     n, rejected = 0, NOTHING
     while True:
+        if n == length and bonus[1] != NUMBER:
+            return n, load_int(bonus)
         row = at(target, n)
         weigh_row(row, V, factor, target_parts, maxima, buffer)
         token = load_int(at(tokens, n)) if n < length else -1
@@ -504,11 +508,11 @@ def temperature_fields(temperature, b):
 
 @njit
 def span(lengths, cu_drafts, b, T, K):
-    """Where sequence b's drafts start, and how many count: none, where that is less than 0."""
+    """Where sequence b's drafts start, and how many count."""
     if cu_drafts[1] == NUMBER:
-        return 0, min(number(lengths, b), K)
+        return 0, min(max(number(lengths, b), 0), K)
     start, end = min(max(number(cu_drafts, b), 0), T), min(max(number(cu_drafts, b + 1), 0), T)
-    return start, min(end - start, K)
+    return start, min(max(end - start, 0), K)
 
 
 def compiled(function):
@@ -523,8 +527,8 @@ def compiled(function):
 
 @compiled
 def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_tokens, draft_probs, target_probs,
-                     uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy, temperature,
-                     accepted, next_token, emitted):  # fmt: skip
+                     uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
+                     temperature, accepted, next_token, emitted):  # fmt: skip
     """Verify sequences [first, last)."""
     sums = np.empty((V + BLOCK - 1) // BLOCK, np.int64)
     memory = np.empty(rule.BLOCK, np.float32)  # a block of logits, or one of each row
@@ -533,9 +537,9 @@ def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_token
     for b in range(first, last):
         start, length = span(lengths, cu_drafts, b, T, K)
         tokens, target = of(draft_tokens, b, start), of(target_probs, b, start)
-        fields = temperature_fields(temperature, b)
+        fields, bonus = temperature_fields(temperature, b), at(of(bonus_tokens, b), 0)
         if number(greedy, b) or not 0 < fields <= INFINITY:
-            n, token = verify_sequence_greedy(length, tokens, target, V)
+            n, token = verify_sequence_greedy(length, tokens, target, bonus, V)
         else:
             accept, sample = of(uniform_accept, b, start), of(uniform_sample, b, start)
             if seed[1] != NUMBER:
@@ -544,10 +548,12 @@ def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_token
             if logits:
                 factor = LOG2E / min(max(np.int32(fields).view(np.float32), COLDEST), HOTTEST)
                 n, token = verify_sequence_logits(
-                    length, tokens, draft, target, accept, sample, purpose, V_draft, V, factor, parts, buffers[0]
+                    length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, factor, parts, buffers[0]
                 )
             else:
-                n, token = verify_sequence(length, tokens, draft, target, accept, sample, purpose, V_draft, V, sums, buffers)
+                n, token = verify_sequence(
+                    length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, sums, buffers
+                )
         store_int(n, at(of(accepted, b), 0))
         store_int(token, at(of(next_token, b), 0))
         if emitted[1] != NUMBER:
@@ -596,11 +602,13 @@ def verify(call):
     drafts, rows = (DENSE, DENSE) if call.cu_drafts is None else (RAGGED_DRAFTS, RAGGED_ROWS)
     arguments = (
         len(call.draft_tokens), K, V if call.draft_probs is None else call.draft_probs.shape[-1], V, call.purpose, call.logits,
-        describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts), describe(call.target_probs, rows),
+        describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts),
+        describe(call.target_probs, rows if call.bonus_tokens is None else drafts),
         describe(call.uniform_accept, drafts), describe(call.uniform_sample, rows),
         describe(call.seed, ONE_EACH), describe(call.offset, ONE_EACH),
         describe(call.lengths, ONE_EACH, K), describe(call.cu_drafts, ONE_EACH),
-        describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.temperature, ONE_EACH, call.temperature_fields),
+        describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.bonus_tokens, ONE_EACH),
+        describe(call.temperature, ONE_EACH, call.temperature_fields),
         describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH), describe(call.emitted, DENSE),
     )  # fmt: skip
 
@@ -629,5 +637,5 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
 def warmup(call=None, vocabulary=None):
     """Compile, or load what an earlier process compiled, for calls of any dtypes and vocabulary."""
     nothing = (0, int(NUMBER), 0, 0)
-    verify_sequences(*(0,) * 7, False, *(nothing,) * 14)
+    verify_sequences(*(0,) * 7, False, *(nothing,) * 15)
     emit_sequences(0, 0, 0, *(nothing,) * 4)

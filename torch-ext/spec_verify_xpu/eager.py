@@ -19,7 +19,7 @@ def verify(call):
         call = call._replace(temperature=torch.full_like(call.accepted, call.one_temperature, dtype=torch.float32))
     sequence = torch.arange(B, device=call.accepted.device)[:, None]  # [B, 1]
     if call.cu_drafts is None:
-        start = first_row = torch.zeros_like(sequence)
+        start = first_row = first_draw = torch.zeros_like(sequence)
         length = K if call.lengths is None else call.lengths[:, None]
         drafts = rows = slice(None), slice(K)  # views, where a ragged batch needs gathers
     else:
@@ -29,7 +29,8 @@ def verify(call):
         K = min(K, T)
         offsets = call.cu_drafts.long().clamp(0, T)[:, None]
         start, length = offsets[:-1], offsets.diff(dim=0)  # [B, 1]
-        sequence, first_row = torch.zeros_like(sequence), start + sequence
+        sequence, first_draw = torch.zeros_like(sequence), start + sequence
+        first_row = first_draw if call.bonus_tokens is None else start
     position = torch.arange(K, device=sequence.device)
     counts = position < length  # [B, K] or [K]
     if call.cu_drafts is not None:
@@ -40,7 +41,7 @@ def verify(call):
     if call.all_greedy:
         accepted, next_token = verify_greedily(call, tokens, counts, sequence, first_row)
     else:
-        accepted, next_token = verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row)
+        accepted, next_token = verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row, first_draw)
         greedy = call.greedy
         if call.logits:
             cold = order(call.temperature) <= 0  # NaN too
@@ -48,6 +49,8 @@ def verify(call):
         if greedy is not None:
             greedily = verify_greedily(call, tokens, counts, sequence, first_row)
             accepted, next_token = (torch.where(greedy, *x) for x in zip(greedily, (accepted, next_token)))
+    if call.bonus_tokens is not None:
+        next_token = torch.where(accepted == counts.sum(-1), call.bonus_tokens, next_token)
     call.accepted.copy_(accepted)
     call.next_token.copy_(next_token)
     if call.emitted is not None:
@@ -55,7 +58,7 @@ def verify(call):
         emit(tokens, accepted, next_token, -1, call.emitted)
 
 
-def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row):
+def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_row, first_draw):
     """accepted [B] and next_token [B]."""
     draft_probs, target_probs, V = call.draft_probs, call.target_probs, call.target_probs.shape[-1]
     V_draft = V if draft_probs is None else draft_probs.shape[-1]
@@ -78,7 +81,10 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
 
     # The weight max(0, p - q) is p - min(p, q), in sums as in entries, and in scaled rows too, since fixed() is monotone.
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
-    p_row = row_of(call, target_probs, sequence, first_row + end)  # [B, V]
+    row = first_row + end
+    if call.bonus_tokens is not None:
+        row = within(row, target_probs)  # where all drafts stand there may be none, and nothing is drawn
+    p_row = row_of(call, target_probs, sequence, row)  # [B, V]
     entries = p_row.new_empty((len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)
     target_sums = chunk_sums(p_row, entries)  # [B, chunks]
     is_certain = draft_probs is None or tokens.shape[1] == 0
@@ -97,7 +103,7 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     sums = target_sums - overlap_sums * subtract
     total = sums.sum(1, keepdim=True)
     if call.seed is None:
-        sample = bits(call.uniform_sample[sequence, first_row + end])
+        sample = bits(call.uniform_sample[sequence, first_draw + end])
     else:
         sample = random_bits(call.seed[:, None], call.offset[:, None], end, call.purpose)
     threshold = scale(sample, total)

@@ -28,6 +28,7 @@ class Call(NamedTuple):
 
     Without cu_drafts tensors are dense, [B, K, ..] and [B, R, ..]. With it they are ragged: T drafts, one sequence behind
     the other, [T, ..], and [T + B, ..] rows. Uniforms, or seed and offset, or neither: then every sequence is greedy.
+    With bonus_tokens target_probs has rows of drafts alone. There is one or more: without drafts no implementation is called.
     With `logits` the rows are logits, and probabilities those that rule.probabilities makes of them.
     """
 
@@ -43,6 +44,7 @@ class Call(NamedTuple):
     cu_drafts: Optional[torch.Tensor]
     max_drafts: int
     greedy: Optional[torch.Tensor]
+    bonus_tokens: Optional[torch.Tensor]  # [B], what follows where all drafts stand
     logits: bool
     temperature: Optional[torch.Tensor]  # [B] float32, for logits alone
     one_temperature: float  # for all sequences where there is no tensor
@@ -68,7 +70,7 @@ _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
     "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
-    " bool logits, Tensor? temperature, float one_temperature, Tensor(a!)? emitted, Tensor(b!) accepted,"
+    " Tensor? bonus_tokens, bool logits, Tensor? temperature, float one_temperature, Tensor(a!)? emitted, Tensor(b!) accepted,"
     " Tensor(c!) next_token, str impl) -> ()"
 )
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
@@ -77,8 +79,20 @@ _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, S
 def run_verify(draft_tokens, draft_probs, target_probs, *rest):
     *rest, impl = rest
     call = Call(draft_tokens, rows(draft_probs), rows(target_probs), *rest)
-    implementation(target_probs.device.type, impl).verify(call)
+    module = implementation(target_probs.device.type, impl)
+    if call.bonus_tokens is not None and draft_tokens.numel() == 0:
+        write_bonus_tokens(call)
+    else:
+        module.verify(call)
     torch.autograd.graph.increment_version([x for x in call[-3:] if x is not None])  # they were written behind torch's back
+
+
+def write_bonus_tokens(call):
+    """What sequences without drafts get. There is no row that a kernel could be pointed at."""
+    call.accepted.zero_()
+    call.next_token.copy_(call.bonus_tokens)
+    if call.emitted is not None:
+        call.emitted.fill_(-1)[:, 0] = call.bonus_tokens
 
 
 def run_emit(draft_tokens, accepted, next_token, pad, emitted, impl):

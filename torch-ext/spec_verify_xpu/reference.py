@@ -10,6 +10,7 @@ def verify(call):
     greedy = True if call.all_greedy else call.greedy
     temperature = call.one_temperature if call.logits and call.temperature is None else call.temperature
     randomness = {"seed": call.seed, "offset": call.offset, "temperature": temperature}
+    options = {**randomness, "bonus_tokens": call.bonus_tokens}
     uniforms = call.uniform_accept, call.uniform_sample
     rows = call.draft_tokens, call.draft_probs, call.target_probs
     if call.purpose == rule.DRAW:
@@ -17,9 +18,9 @@ def verify(call):
         tokens = rule.sample(call.target_probs[:, 0], uniform, **randomness)
         accepted = [0] * len(tokens)
     elif call.cu_drafts is None:
-        accepted, tokens = rule.verify(*rows, *uniforms, call.lengths, greedy, **randomness)
+        accepted, tokens = rule.verify(*rows, *uniforms, call.lengths, greedy, **options)
     else:
-        accepted, tokens = rule.verify_varlen(*rows, call.cu_drafts, call.max_drafts, *uniforms, greedy, **randomness)
+        accepted, tokens = rule.verify_varlen(*rows, call.cu_drafts, call.max_drafts, *uniforms, greedy, **options)
     write(call.accepted, accepted)
     write(call.next_token, tokens)
     if call.emitted is not None:

@@ -39,12 +39,13 @@ def bits(u, largest=1 - 2.0**-24):
     return int(min(u, largest) * UNIFORM_RANGE) if u > 0 else 0
 
 
-def verify_sequence(tokens, draft, target, accept, sample, weight=fixed, uniform_range=UNIFORM_RANGE):
+def verify_sequence(tokens, draft, target, accept, sample, weight=fixed, uniform_range=UNIFORM_RANGE, bonus=None):
     """Verify one sequence: (accepted, next_token).
 
     tokens [L] ints, draft [L][V_draft] and target [L + 1][V_target] rows, accept [L] and sample [L + 1] ints in
     [0, uniform_range). `weight` makes a row's entry an integer, so a test can pass integers (weight=int) and a small
-    uniform_range, and enumerate every outcome.
+    uniform_range, and enumerate every outcome. A bonus token that was drawn elsewhere follows drafts that all stand, and the
+    target's last row is not needed.
     """
 
     def is_draft(i):
@@ -58,6 +59,8 @@ def verify_sequence(tokens, draft, target, accept, sample, weight=fixed, uniform
     n = 0
     while is_draft(n) and is_accepted(n):
         n += 1
+    if n == len(tokens) and bonus is not None:
+        return n, bonus
 
     weights = [weight(p) for p in as_list(target[n])]
     if is_draft(n):
@@ -73,12 +76,12 @@ def draw(weights, u, uniform_range=UNIFORM_RANGE):
     return next((j for j, cumulative in enumerate(accumulate(weights)) if cumulative > threshold), 0)  # 0 if it has no mass
 
 
-def verify_sequence_greedy(tokens, target):
+def verify_sequence_greedy(tokens, target, bonus=None):
     """Verify one sequence without chance: a draft is accepted while it is its row's argmax. Returns (accepted, next_token)."""
     n = 0
     while n < len(tokens) and tokens[n] == argmax(target[n]):
         n += 1
-    return n, argmax(target[n])
+    return n, bonus if n == len(tokens) and bonus is not None else argmax(target[n])
 
 
 def argmax(row):
@@ -197,7 +200,7 @@ def philox(counter, key):
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept=None, uniform_sample=None, lengths=None, greedy=None,
-           seed=None, offset=0, temperature=None):  # fmt: skip
+           seed=None, offset=0, temperature=None, bonus_tokens=None):  # fmt: skip
     """Verify a batch given as tensors or nested lists (floats in lists are read as float32, ints as random bits).
 
     Shapes as in `spec_verify_xpu.verify`; with a temperature rows are logits, as in `spec_verify_xpu.verify_logits`. Returns
@@ -209,20 +212,21 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept=None, uniform
     for b, row in enumerate(tokens):
         L = len(row) if lengths is None else min(max(int(lengths[b]), 0), len(row))
         sequences.append((row[:L], *(x if x is None else x[b] for x in (draft, target, accept, sample))))
-    return verify_batch(sequences, greedy, seed, offset, temperature)
+    return verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens)
 
 
 def verify_varlen(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts, uniform_accept=None, uniform_sample=None,
-                  greedy=None, seed=None, offset=0, temperature=None):  # fmt: skip
+                  greedy=None, seed=None, offset=0, temperature=None, bonus_tokens=None):  # fmt: skip
     """As `verify`, for sequences one behind the other. Shapes as in `spec_verify_xpu.verify_varlen`."""
     tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
     accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
     sequences = []
     for b, (start, L) in enumerate(spans(cu_drafts, len(tokens), max_drafts)):
-        drafts, rows = slice(start, start + L), slice(start + b, start + b + L + 1)
-        parts = ((draft, drafts), (target, rows), (accept, drafts), (sample, rows))
+        drafts, draws = slice(start, start + L), slice(start + b, start + b + L + 1)
+        rows = draws if bonus_tokens is None else drafts
+        parts = ((draft, drafts), (target, rows), (accept, drafts), (sample, draws))
         sequences.append((tokens[drafts], *(x if x is None else x[part] for x, part in parts)))
-    return verify_batch(sequences, greedy, seed, offset, temperature)
+    return verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens)
 
 
 def spans(cu_drafts, T, max_drafts):
@@ -231,26 +235,27 @@ def spans(cu_drafts, T, max_drafts):
     return [(start, min(max(end - start, 0), max_drafts)) for start, end in zip(at, at[1:])]
 
 
-def verify_batch(sequences, greedy, seed, offset, temperature):
+def verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens):
     """Verify sequences of (tokens, draft, target, accept, sample): two lists of ints, accepted and next_token."""
     results, weight = [], fixed if temperature is None else int
     for b, (tokens, draft, target, accept, sample) in enumerate(sequences):
         T = None if temperature is None else temperature_at(temperature, b)
+        bonus = None if bonus_tokens is None else at(bonus_tokens, b)
         if (greedy is not None and at(greedy, b)) or T == 0:
-            results.append(verify_sequence_greedy(tokens, target))
+            results.append(verify_sequence_greedy(tokens, target, bonus))
             continue
         if T is not None:
             draft, target = (
                 rows if rows is None else [probabilities(as_list(row), T) for row in rows] for rows in (draft, target)
             )
         if draft is None:
-            draft = one_hot(tokens, len(target[0]), 1.0 if T is None else ONE)
+            draft = one_hot(tokens, target, 1.0 if T is None else ONE)
         if seed is not None:
             accept, sample = (
                 [random_bits(at(seed, b), at(offset, b), i, purpose) for i in range(len(tokens) + 1)]
                 for purpose in (ACCEPT, SAMPLE)
             )
-        results.append(verify_sequence(tokens, draft, target, accept, sample, weight))
+        results.append(verify_sequence(tokens, draft, target, accept, sample, weight, bonus=bonus))
     return [n for n, _ in results], [token for _, token in results]
 
 
@@ -280,9 +285,9 @@ def emit(draft_tokens, accepted, next_token, pad=-1):
     return [emit_sequence(*x, pad) for x in zip(as_list(draft_tokens), as_list(accepted), as_list(next_token))]
 
 
-def one_hot(tokens, vocabulary, one):
-    """Rows of drafts without probabilities: each draft is certain."""
-    return [[one if j == t else 0 for j in range(vocabulary)] for t in tokens]
+def one_hot(tokens, target, one):
+    """Rows of drafts without probabilities, as long as the target's: each draft is certain."""
+    return [[one if j == t else 0 for j in range(len(row))] for t, row in zip(tokens, target)]
 
 
 def as_bits(uniforms):

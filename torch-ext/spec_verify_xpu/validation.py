@@ -83,10 +83,11 @@ def require_dense_tokens(draft_tokens):
     return B, K
 
 
-def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES):
+def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES, bonus_tokens=None):
     """Returns B and K. The rows' arguments have these names, the target's these dtypes."""
     B, K = require_dense_tokens(draft_tokens)
-    require_rows(names[1], target, dtypes, (B, K + 1), "[B, K + 1, V]")
+    rows = ((B, K + 1), "[B, K + 1, V]") if bonus_tokens is None else ((B, K), "[B, K, V]")
+    require_rows(names[1], target, dtypes, *rows)
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
     if draft is not None:
@@ -97,7 +98,7 @@ def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROB
     return B, K
 
 
-def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=ROWS):
+def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=ROWS, bonus_tokens=None):
     """Returns T and B. The rows' arguments have these names."""
     (T,) = require_dimensions("draft_tokens", draft_tokens, INTEGERS, "[T]")
     (offsets,) = require_dimensions("cu_drafts", cu_drafts, INTEGERS, "[B + 1]")
@@ -105,7 +106,8 @@ def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=RO
         raise ValueError("cu_drafts: expected shape [B + 1], of one entry or more, got [0]")
     require_int("max_drafts", max_drafts, 0, MAX_DRAFTS)
     B = offsets - 1
-    require_rows(names[1], target, PROBABILITIES, (T + B,), "[T + B, V]")
+    rows = ((T + B,), "[T + B, V]") if bonus_tokens is None else ((T,), "[T, V]")
+    require_rows(names[1], target, PROBABILITIES, *rows)
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
     require_device("cu_drafts", cu_drafts, device)
@@ -118,6 +120,11 @@ def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=RO
 def validate_mask(greedy, B, device):
     if greedy is not None:
         require("greedy", greedy, (torch.bool,), (B,), "[B]", device)
+
+
+def validate_bonus_tokens(bonus_tokens, B, device):
+    if bonus_tokens is not None:
+        require("bonus_tokens", bonus_tokens, INTEGERS, (B,), "[B]", device)
 
 
 def validate_temperature(temperature, number, leading, meaning, device):

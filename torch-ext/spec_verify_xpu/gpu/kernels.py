@@ -35,6 +35,36 @@ def first_row(b, before, stride_b, stride_k, cu_drafts):
 
 
 @triton.jit
+def rows_before(b, start, bonus_tokens):
+    """How many of the target's rows stand before sequence b's in a ragged batch, `start` drafts being before its own.
+
+    A sequence has a row for each draft and one more, which it has not where a bonus token is given in its place.
+    """
+    if bonus_tokens is None:
+        return start + b
+    else:
+        return start
+
+
+@triton.jit
+def has_row(i, length, bonus_tokens):
+    """Whether a sequence of so many drafts has a row of the target at position i."""
+    if bonus_tokens is None:
+        return i <= length
+    else:
+        return i < length
+
+
+@triton.jit
+def row_to_draw_from(row, V, n, length, bonus_tokens):
+    """(row, V): no entries of row 0, since there may be no other, where the bonus token is given."""
+    if bonus_tokens is None:
+        return row, V
+    else:
+        return tl.where(n < length, row, 0), tl.where(n < length, V, 0)
+
+
+@triton.jit
 def even(chunks):
     return (chunks + 1) // 2 * 2
 
@@ -158,7 +188,7 @@ def running_sums(p, q, LIMBS: tl.constexpr):
 
 
 @triton.jit
-def largest_entries(target, bests, length, V, stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+def largest_entries(target, bests, bonus_tokens, length, V, stride_target_k, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
                     SEGMENT: tl.constexpr, CHUNKS: tl.constexpr, LIMBS: tl.constexpr):
     """Write the largest of this program's entries of each row, as `order` has it, and the first place where it is.
 
@@ -172,7 +202,7 @@ def largest_entries(target, bests, length, V, stride_target_k, ALIGNED: tl.const
     end = CHUNK
     if FLOAT64:
         end = tl.minimum(V, CHUNK)  # a loop that is not unrolled, which would spill on Intel GPUs
-    for row in range(tl.program_id(2), length + 1, tl.num_programs(2)):
+    for row in range(tl.program_id(2), length + 1 if bonus_tokens is None else length, tl.num_programs(2)):
         best = tl.full((CHUNKS, SEGMENT), LEAST, tl.int64 if FLOAT64 else tl.int32)
         place = v
         for start in range(0, end, SEGMENT):
@@ -196,13 +226,26 @@ def largest_of_row(words, n, apart, CAPACITY: tl.constexpr):
 
 
 @triton.jit
-def follow_largest(tokens, bests, length, programs, CAPACITY: tl.constexpr):
-    """(accepted, next token) of a greedy sequence: how many drafts are their row's argmax, and the argmax that follows."""
+def parts_of_row(n, length, programs, bonus_tokens):
+    """In how many parts the row at position n was read: none, if there is no such row."""
+    if bonus_tokens is None:
+        return programs
+    else:
+        return tl.where(n < length, programs, 0)
+
+
+@triton.jit
+def follow_largest(tokens, bests, bonus_tokens, length, programs, CAPACITY: tl.constexpr):
+    """(accepted, next token) of a greedy sequence: how many drafts are their row's argmax, and the argmax that follows.
+
+    Where there is no row that follows, the token is one that no draft is.
+    """
     n = length * 0
-    token = largest_of_row(bests, programs, programs, CAPACITY)
+    token = largest_of_row(bests, parts_of_row(n, length, programs, bonus_tokens), programs, CAPACITY)
     while tl.load(tokens + n, mask=n < length, other=-1) == token:
         n += 1
-        token = largest_of_row(bests + n * 2 * programs, programs, programs, CAPACITY)
+        parts = parts_of_row(n, length, programs, bonus_tokens)
+        token = largest_of_row(bests + n * 2 * programs, parts, programs, CAPACITY)
     return n.to(tl.int64), token
 
 
@@ -214,8 +257,10 @@ def write_others(emitted, tokens, n, pad, K, POSITIONS: tl.constexpr):
 
 
 @triton.jit
-def write_token(next_token, emitted, n, token, is_it):
-    """The next token: the one of these, or none, that is it."""
+def write_token(next_token, emitted, bonus_tokens, n, length, token, is_it):
+    """The next token: the one of these, or none, that is it; or the bonus token."""
+    if bonus_tokens is not None:
+        token = tl.where(n < length, token, tl.load(bonus_tokens).to(tl.int64))
     tl.store(next_token + token * 0, token, mask=is_it)
     if emitted is not None:
         tl.store(emitted + n + token * 0, token, mask=is_it)
@@ -224,15 +269,15 @@ def write_token(next_token, emitted, n, token, is_it):
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "scratch", "bests", "accepted", "next_token", "emitted", "pad", "K", "T", "V_draft", "V", "chunks", "programs",
-    "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
+    "greedy", "bonus_tokens", "scratch", "bests", "accepted", "next_token", "emitted", "pad", "K", "T", "V_draft", "V",
+    "chunks", "programs", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, scratch,
-               bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
-               FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
+               bonus_tokens, scratch, bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b,
+               stride_target_k, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
                SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, MIXED: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(chunks / CHUNKS), 1): each program finds the refused position, and sums CHUNKS chunks of its row pair.
 
@@ -245,17 +290,17 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
         b ^= c & ((tl.num_programs(0) & -tl.num_programs(0)) - 1)
     b = b.to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    bests += (start + b) * 2 * tl.num_programs(1)
-    target_row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts)
+    bests += rows_before(b, start, bonus_tokens) * 2 * tl.num_programs(1)
+    target_row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
     is_greedy = tl.full((), 0, tl.int1)
     if greedy is not None:
         is_greedy = tl.load(greedy + b) != 0
     if uniform_accept is None and seed is None:  # known to the compiler, unlike the next
-        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS,
-                        LIMBS)
+        largest_entries(target_probs + target_row, bests, bonus_tokens, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT,
+                        CHUNKS, LIMBS)
     elif is_greedy:
-        largest_entries(target_probs + target_row, bests, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT, CHUNKS,
-                        LIMBS)
+        largest_entries(target_probs + target_row, bests, bonus_tokens, length, V, stride_target_k, ALIGNED, CHUNK, SEGMENT,
+                        CHUNKS, LIMBS)
     else:
         if seed is not None:
             seed += b
@@ -269,13 +314,14 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
             guess = b * K
             exist = tl.maximum(tl.minimum(K, T - guess), 0).to(tl.int32)
             n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, guess,
-                                     guess * stride_draft_k, (guess + b) * stride_target_k, exist, length, V_draft, V,
-                                     stride_draft_k, stride_target_k, FLOAT64, POSITIONS)
+                                     guess * stride_draft_k, rows_before(b, guess, bonus_tokens) * stride_target_k, exist,
+                                     length, V_draft, V, stride_draft_k, stride_target_k, FLOAT64, POSITIONS)
             if start != guess:
                 n, token = first_refused(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, start,
                                          draft_row, target_row, length, length, V_draft, V, stride_draft_k,
                                          stride_target_k, FLOAT64, POSITIONS)
-        target_probs += target_row + n * stride_target_k
+        row, V = row_to_draw_from(target_row + n * stride_target_k, V, n, length, bonus_tokens)
+        target_probs += row
         if draft_probs is not None:
             draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)  # past the last draft is no row
 
@@ -291,10 +337,11 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, scratch, bests,
-           accepted, next_token, emitted, K, T, V_draft, V, chunks, programs, stride_draft_b, stride_draft_k, stride_target_b,
-           stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, POSITIONS: tl.constexpr,
-           ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
+def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
+           scratch, bests, accepted, next_token, emitted, K, T, V_draft, V, chunks, programs, stride_draft_b, stride_draft_k,
+           stride_target_b, stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr,
+           POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
+           wait: tl.constexpr):
     """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it.
 
     What does not depend on the first kernel, the draws' bits and the drafts to emit, is loaded before that has ended (where
@@ -306,6 +353,8 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
     scratch += b * (HEADER + even(chunks))
     next_token += b
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
+    if bonus_tokens is not None:
+        bonus_tokens += b
     position = tl.arange(0, POSITIONS)
     if seed is not None:
         seed += b
@@ -325,13 +374,17 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
     if wait is not None:
         wait()
     if is_greedy:
-        n, largest = follow_largest(draft_tokens + start, bests + (start + b) * 2 * programs, length, programs, CAPACITY)
-        write_token(next_token, emitted, n, largest + one, one == 0)
+        draft_tokens += start
+        bests += rows_before(b, start, bonus_tokens) * 2 * programs
+        n, largest = follow_largest(draft_tokens, bests, bonus_tokens, length, programs, CAPACITY)
+        write_token(next_token, emitted, bonus_tokens, n, length, largest + one, one == 0)
     else:
         n = tl.load(scratch)
         token = tl.load(scratch + 1).to(tl.int32)
         sums = tl.load(tl.multiple_of(scratch + HEADER, 16) + i, mask=i < even(chunks), other=0)
-        target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
+        row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+        row, V = row_to_draw_from(row + n * stride_target_k, V, n, length, bonus_tokens)
+        target_probs += row
         if draft_probs is not None:
             draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)
@@ -367,13 +420,13 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
         running -= threshold - before
         if LIMBS:  # counted, since what follows spills on some Intel GPUs
             found = tl.where(total > 0, chunk * CHUNK + tl.sum((running <= 0).to(tl.int32)), 0)
-            write_token(next_token, emitted, n, found.to(tl.int64) + one, one == 0)
+            write_token(next_token, emitted, bonus_tokens, n, length, found.to(tl.int64) + one, one == 0)
         else:  # by the lane that has it
             is_it = (running - 1).to(tl.uint64) < mass.to(tl.uint64)  # 0 < running <= mass
             is_it |= entry == tl.where(total > 0, -1, 0)  # token 0 of a row without mass
             GROUP: tl.constexpr = 1 if not ALIGNED else 4 if CHUNK >= 512 else 2  # what a lane of 4 warps has read at once
             found = tl.max(tl.reshape(tl.where(is_it, entry, -1), (CHUNK // GROUP, GROUP)), 1)
-            write_token(next_token, emitted, n, found.to(tl.int64), found >= 0)
+            write_token(next_token, emitted, bonus_tokens, n, length, found.to(tl.int64), found >= 0)
     tl.store(accepted + b, n)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)

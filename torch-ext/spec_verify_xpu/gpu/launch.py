@@ -42,10 +42,10 @@ class Plan(NamedTuple):
     launches: tuple[Launch, ...]
 
 
-INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "scratch", "bests")
+INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "bonus_tokens", "scratch", "bests")
 SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
-OF_LOGITS = ("lengths", "cu_drafts", "greedy", "temperature", "scratch")
+OF_LOGITS = ("lengths", "cu_drafts", "greedy", "bonus_tokens", "temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
 WEIGH_BLOCKS = SHARE_ROWS = SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
 UNIFORMS = ("uniform_accept", "uniform_sample")
@@ -105,6 +105,7 @@ def plan_of_logits(call, aligned, config, capacity):
     blocks = ceil_div(max(V, V_draft), BLOCK)
     most = min(K, T)  # drafts of a sequence
     draft_rows = 0 if call.draft_probs is None else most
+    target_rows = most + 1 if call.bonus_tokens is None else most
     sizes = T, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
     how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
@@ -116,7 +117,7 @@ def plan_of_logits(call, aligned, config, capacity):
         return {"num_warps": warps, **more, **on.exact}
 
     launches = []
-    for first, positions in stages(most + 1) if work[0] >= config.waves * on.threads else [(0, most + 1)]:
+    for first, positions in stages(target_rows) if work[0] >= config.waves * on.threads else [(0, target_rows)]:
         stage_rows = positions + max(min(positions, draft_rows - first), 0)
         launches += (
             Launch(

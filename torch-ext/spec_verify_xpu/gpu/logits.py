@@ -22,8 +22,10 @@ from .kernels import (
     drafts_of,
     even,
     first_row,
+    has_row,
     largest_of_row,
     load_entries,
+    rows_before,
     write_others,
     write_token,
 )
@@ -198,6 +200,15 @@ def length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, 
 
 
 @triton.jit
+def is_certain(is_greedy, n, length, bonus_tokens):
+    """Whether no chance draws the next token of a sequence whose drafts end at n."""
+    if bonus_tokens is None:
+        return is_greedy
+    else:
+        return is_greedy | (n == length)
+
+
+@triton.jit
 def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl.constexpr):
     """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
     m, mass, factor, shift = load_facts(words, block, blocks)
@@ -212,16 +223,17 @@ def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl
 # As in kernels.py, one compiled kernel serves every shape.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "temperature", "scratch", "accepted", "next_token", "emitted", "position", "positions", "K", "T", "V_draft", "V",
-    "blocks", "count", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "fields", "stride_emitted",
+    "greedy", "bonus_tokens", "temperature", "scratch", "accepted", "next_token", "emitted", "position", "positions", "K", "T",
+    "V_draft", "V", "blocks", "count", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "fields",
+    "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
-                 scratch, position, positions, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b,
-                 stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
-                 LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
+                 bonus_tokens, temperature, scratch, position, positions, K, T, V_draft, V, blocks, count, stride_draft_b,
+                 stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
+                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count), rows): each program summarizes `count` blocks of a row.
 
     The rows are those of the target at so many positions from `position` on, then those of the draft.
@@ -238,8 +250,9 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
                                 position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
     if i < positions:
         i += position
-        if i <= length:
-            row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
+        if has_row(i, length, bonus_tokens):
+            row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+            row += i.to(tl.int64) * stride_target_k
             words = words_of(scratch, own + i, blocks)
             summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
     elif draft_probs is not None:
@@ -272,10 +285,10 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
-               scratch, position, positions, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b,
-               stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
-               LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
+               bonus_tokens, temperature, scratch, position, positions, K, T, V_draft, V, blocks, stride_draft_b,
+               stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
+               ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, rows), as of weigh_blocks: each program shares out a row, and keeps its draft's share."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
@@ -291,13 +304,14 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
     token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
     chances = words_of(scratch, rows, blocks) + i
     if is_target:
-        row = first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + i.to(tl.int64) * stride_target_k
+        row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+        row += i.to(tl.int64) * stride_target_k
         if LIMBS:
-            row = tl.where(i <= length, row, 0)  # loads have no mask, and past the last row is none
+            row = tl.where(has_row(i, length, bonus_tokens), row, 0)  # loads have no mask, and past the last row is none
         words = words_of(scratch, own + i, blocks)
         is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own, i <= length,
-                       ALIGNED, LIMBS, CAPACITY, wait)
+        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own,
+                       has_row(i, length, bonus_tokens), ALIGNED, LIMBS, CAPACITY, wait)
     elif draft_probs is not None:
         row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
         if LIMBS:
@@ -310,10 +324,10 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy, temperature,
-                 scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k,
-                 fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
-                 wait: tl.constexpr, release: tl.constexpr):
+def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
+                 bonus_tokens, temperature, scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k,
+                 stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
+                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count)): each program finds where drafts end, and sums `count` blocks of the row to draw from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
@@ -333,7 +347,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     if first == 0:
         tl.store(found, n)
         tl.store(found + 1, tl.where(is_greedy, chance, token.to(tl.int64)))
-    if is_greedy == 0:
+    if is_certain(is_greedy, n, length, bonus_tokens) == 0:
         sums = found + HEADER
         masses = words + even(blocks)
         last = tl.minimum(first + count, blocks)
@@ -341,7 +355,8 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             for block in range(first, last):
                 tl.store(sums + block, tl.load(masses + block))
         else:
-            target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
+            row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+            target_probs += row + n * stride_target_k
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_words = words_of(scratch, own_draft + n, blocks)
             for block in range(first, last):
@@ -356,10 +371,10 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy,
-         temperature, scratch, accepted, next_token, emitted, K, T, V_draft, V, blocks, stride_draft_b, stride_draft_k,
-         stride_target_b, stride_target_k, fields, stride_emitted, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
-         ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SAMPLE_FLOAT64: tl.constexpr, PURPOSE: tl.constexpr,
-         CAPACITY: tl.constexpr, wait: tl.constexpr):
+         bonus_tokens, temperature, scratch, accepted, next_token, emitted, K, T, V_draft, V, blocks, stride_draft_b,
+         stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted, FLOAT64: tl.constexpr,
+         POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SAMPLE_FLOAT64: tl.constexpr,
+         PURPOSE: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it.
 
     Without a draft's rows there is no sum_residual: this finds where drafts end, and takes the refused token off its block.
@@ -378,6 +393,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
     if EARLY:
         u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, SAMPLE_FLOAT64, PURPOSE)
     next_token += b
+    if bonus_tokens is not None:
+        bonus_tokens += b
     if emitted is not None:
         emitted += b * stride_emitted
         tokens = tl.load(draft_tokens + start + position, mask=position < length, other=0)
@@ -395,8 +412,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         n = tl.load(found)
         largest = tl.load(found + 1)
         token = largest.to(tl.int32)
-    if is_greedy:
-        write_token(next_token, emitted, n, largest + one, one == 0)
+    if is_certain(is_greedy, n, length, bonus_tokens):
+        write_token(next_token, emitted, bonus_tokens, n, length, largest + one, one == 0)
     else:
         words = words_of(scratch, own + n, blocks)
         masses = words + even(blocks)
@@ -420,7 +437,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         is_before = cumulative <= threshold
         before = total_of(tl.where(is_before, sums, 0), LIMBS)
         block = tl.where(total > 0, tl.sum(is_before.to(tl.int32), 0), 0)
-        target_probs += first_row(b, start + b, stride_target_b, stride_target_k, cu_drafts) + n * stride_target_k
+        row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+        target_probs += row + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
         if draft_probs is None:
             w = residual(x, x, words, None, block, blocks, token, scale_by, LIMBS)
@@ -432,7 +450,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
             w = residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS)
         running = running_sum(w, 1, LIMBS) - (threshold - before)
         place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
-        write_token(next_token, emitted, n, place.to(tl.int64) + one, one == 0)
+        write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64) + one, one == 0)
     tl.store(accepted + b, n)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)
