@@ -141,8 +141,7 @@ def load_block(row, start, stop, buffer):
 
 @njit
 def limbs(x):
-    """fixed(x) = high * 2**22 + low for x in [0, 1], in float32 and int32 operations, of which every CPU has vectors."""
-    x = x * LIMB
+    """fixed(p) = high * 2**22 + low for x = p * LIMB, in float32 and int32 operations, of which every CPU has vectors."""
     high = np.int32(x)
     return high, np.int32((x - np.float32(high)) * LIMB)
 
@@ -150,9 +149,9 @@ def limbs(x):
 @njit
 def weight(p, q):
     """max(0, fixed(p) - fixed(q)) in limbs: fixed is monotone, so that is fixed(p) - fixed(min(p, q))."""
-    p = p if p > ZERO else ZERO  # NaN too
-    p = p if p < ONE else ONE
-    q = q if q > ZERO else ZERO
+    p = (p if p > ZERO else ZERO) * LIMB  # NaN is 0 too. The product keeps both comparisons what they are: max and min
+    p = p if p < LIMB else LIMB
+    q = (q if q > ZERO else ZERO) * LIMB
     q = q if q < p else p
     p_high, p_low = limbs(p)
     q_high, q_low = limbs(q)
@@ -184,7 +183,7 @@ def mass(p, q):
     for i in range(len(q)):
         more_high, more_low = weight(p[i], q[i])
         high, low = np.int32(high + more_high), np.int32(low + more_low)
-    for i in range(len(q), len(p)):
+    for i in range(np.uint64(len(q)), np.uint64(len(p))):  # of signed ones Numba lets some be negative, and gathers
         more_high, more_low = weight(p[i], ZERO)
         high, low = np.int32(high + more_high), np.int32(low + more_low)
     return join(high, low)
