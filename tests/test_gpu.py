@@ -216,8 +216,8 @@ def keeps_launches(device, monkeypatch):
     monkeypatch.setattr(sv.repeats, "known", {})
     monkeypatch.setattr(handles, "kept_launches", kept := {})
     monkeypatch.setattr(importlib.import_module("spec_verify_xpu.gpu.launch"), "kept_launches", kept)
-    empty = sv.repeats.empty
-    monkeypatch.setattr(sv.repeats, "empty", lambda *x: empty(*x).fill_(-77))  # as conftest poisons torch.empty
+    empty = sv.repeats.EMPTY["cuda"]
+    monkeypatch.setitem(sv.repeats.EMPTY, "cuda", lambda *x: empty(*x).fill_(-77))  # as conftest poisons torch.empty
     return kept
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import spec_verify_xpu as sv
-from batches import HOSTILE, Batch, hostile_batch, random_batch, with_bonus
+from batches import HOSTILE, Batch, any_ragged, hostile_batch, moved, random_batch, with_bonus
 from spec_verify_xpu import rule
 from spec_verify_xpu.fixed_point import fixed
 from spec_verify_xpu.ops import Call
@@ -42,6 +42,7 @@ def threads():
 def split(monkeypatch):
     """Every batch of several sequences is worth as many threads as torch has."""
     monkeypatch.setattr(compiled_cpu, "GRAIN", 1)
+    monkeypatch.setattr(sv.repeats, "known", {})  # as worth one
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, lengths=None, bonus_tokens=None):
@@ -296,6 +297,32 @@ def test_one_signature_serves_all():
     for function in (compiled_cpu.verify_sequences, compiled_cpu.emit_sequences):
         assert sum(function.stats.cache_hits.values()) + sum(function.stats.cache_misses.values()) == 1
         assert len(function.signatures) == 1
+
+
+def test_repeated_calls(monkeypatch):
+    """Batches of every option, again with other contents, go past the operator unless numbers are made tensors in the call.
+
+    Those of which helpers do a share are not repeated.
+    """
+    monkeypatch.setattr(sv.repeats, "known", {})
+    called = []
+    monkeypatch.setattr(compiled_cpu, "verify", lambda call, run=compiled_cpu.verify: called.append(call) or run(call))
+    for seed in range(100):
+        batch, called[:] = any_ragged(seed), []
+        for _ in range(2):
+            assert_all_equal(batch.verify("numba"), batch.by_rule())
+            batch = batch._replace(target_probs=moved(batch.target_probs, "cpu"))
+            batch.target_probs.copy_(batch.target_probs.flip(0))
+        seeds = [batch.options[name] for name in ("seed", "offset") if name in batch.options]
+        makes_tensors = len(seeds) == 1 or any(isinstance(x, int) for x in seeds)
+        assert len(called) == 1 + makes_tensors
+    batch = random_batch(2, 1, 10)
+    for grain, count in ((1, 2), (2**17, 1)):
+        monkeypatch.setattr(compiled_cpu, "GRAIN", grain)
+        called.clear()
+        for _ in range(2):
+            sv.verify(*batch[:5], impl="numba")
+        assert len(called) == count
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16])

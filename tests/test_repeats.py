@@ -28,7 +28,7 @@ def on_cpu(device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """A list that grows with each repeated call. CPU tensors are repeated, and what is allocated is poisoned."""
+    """A list that grows with each repeated call, whatever its implementation. What is allocated is poisoned."""
     calls = []
 
     def empty(size, stride, dtype):
@@ -43,10 +43,8 @@ def launched(monkeypatch):
 
         return 10, 0, launch.is_aligned(call) if launch.can_be_aligned(call) else None, run
 
-    monkeypatch.setattr(repeats, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(repeats, "known", {})
-    monkeypatch.setattr(repeats, "empty", empty)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setitem(repeats.EMPTY, "cpu", empty)
     monkeypatch.setattr(repeats, "implementation", lambda *_: SimpleNamespace(kept=kept))
     return calls
 

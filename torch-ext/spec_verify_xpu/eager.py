@@ -8,7 +8,7 @@ from .rule import ACCEPT, random_bits
 CHUNK = 512  # entries of a row that are summed before they are searched
 
 
-@torch.no_grad()
+@torch.inference_mode()  # in which small operations take less time than without gradients
 def verify(call):
     """See ops.Call. Drafts and rows are found by two indices: a sequence, and a position in it.
 
@@ -19,7 +19,7 @@ def verify(call):
         call = call._replace(temperature=torch.full_like(call.accepted, call.one_temperature, dtype=torch.float32))
     sequence = torch.arange(B, device=call.accepted.device)[:, None]  # [B, 1]
     if call.cu_drafts is None:
-        start = first_row = first_draw = torch.zeros_like(sequence)
+        start = first_row = first_draw = 0
         length = K if call.lengths is None else call.lengths[:, None]
         drafts = rows = slice(None), slice(K)  # views, where a ragged batch needs gathers
     else:
@@ -77,7 +77,7 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
         is_accepted = is_draft & (scale(accept, entries_of(call, draft_probs, drafts, ids)) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
-    end = is_accepted.long().cumprod(1).sum(1, keepdim=True)  # [B, 1]
+    end = is_accepted.cumprod(1).sum(1, keepdim=True)  # [B, 1]
 
     # The weight max(0, p - q) is p - min(p, q), in sums as in entries, and in scaled rows too, since fixed() is monotone.
     rejected = torch.nn.functional.pad(is_draft, (0, 1)).gather(1, end)  # [B, 1]
@@ -85,22 +85,23 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     if call.bonus_tokens is not None:
         row = within(row, target_probs)  # where all drafts stand there may be none, and nothing is drawn
     p_row = row_of(call, target_probs, sequence, row)  # [B, V]
-    entries = p_row.new_empty((len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)
-    target_sums = chunk_sums(p_row, entries)  # [B, chunks]
-    is_certain = draft_probs is None or tokens.shape[1] == 0
-    if is_certain:  # then min(p, q) is p at the draft, and 0 elsewhere
+    entries = p_row.new_empty((2, len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)  # of p and of min(p, q)
+    p_entries, overlap = entries.flatten(2)
+    p_entries[:, :V] = p_row
+    p_entries[:, V:] = 0
+    if draft_probs is None or tokens.shape[1] == 0:  # then min(p, q) is p at the draft, and 0 elsewhere
         token = torch.nn.functional.pad(tokens, (0, 1)).gather(1, end).clamp_(0, V - 1)
-        mass = p_row.gather(1, token).long()
-        overlap_sums = torch.zeros_like(target_sums).scatter_(1, token // CHUNK, mass)
+        overlap.zero_().scatter_(1, token, p_entries.gather(1, token))
     else:
-        q_row = row_of(call, draft_probs, sequence, within(start + end, draft_probs))[:, :V]
-        if V_draft < V:
-            q_row = torch.nn.functional.pad(q_row, (0, V - V_draft))
-        overlap = torch.minimum(q_row, p_row, out=q_row)  # [B, V]
-        overlap_sums = chunk_sums(overlap, entries)
+        width = min(V, V_draft)
+        q_row = row_of(call, draft_probs, sequence, within(start + end, draft_probs))[:, :width]
+        overlap[:, :width] = torch.minimum(q_row, p_row[:, :width], out=q_row)
+        overlap[:, width:] = 0
     # Nothing is subtracted where a placeholder or no draft ended the row, nor where that would leave nothing.
-    subtract = (rejected & ((target_sums - overlap_sums).sum(1, keepdim=True) > 0)).long()  # [B, 1]
-    sums = target_sums - overlap_sums * subtract
+    target_sums, overlap_sums = entries.sum(-1)  # [B, chunks] each
+    residual_sums = target_sums - overlap_sums
+    subtract = rejected & (residual_sums.sum(1, keepdim=True) > 0)  # [B, 1]
+    sums = torch.where(subtract, residual_sums, target_sums)
     total = sums.sum(1, keepdim=True)
     if call.seed is None:
         sample = bits(call.uniform_sample[sequence, first_draw + end])
@@ -108,13 +109,12 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
         sample = random_bits(call.seed[:, None], call.offset[:, None], end, call.purpose)
     threshold = scale(sample, total)
 
-    chunk, before = first_above(sums, threshold, 0)
-    at = chunk * CHUNK + torch.arange(CHUNK, device=chunk.device)  # [B, CHUNK]
-    within_row = at.clamp(max=V - 1)
-    overlap = (at == token) * mass if is_certain else overlap.gather(1, within_row).long()
-    weights = (p_row.gather(1, within_row).long() - overlap * subtract) * (at < V)
-    entry, _ = first_above(weights, threshold, before)
-    return end[:, 0], torch.where(total > 0, chunk * CHUNK + entry, 0)[:, 0]
+    cumulative = sums.cumsum(1)
+    chunk = first_above(cumulative, threshold)
+    threshold -= (cumulative - sums).gather(1, chunk)
+    weights, overlap = entries.gather(2, chunk[:, :, None].expand(2, -1, -1, CHUNK))[:, :, 0]  # [B, CHUNK] each
+    entry = first_above(torch.where(subtract, weights - overlap, weights).cumsum(1), threshold)
+    return end[:, 0], ((chunk * CHUNK + entry) * (total > 0))[:, 0]
 
 
 def verify_greedily(call, tokens, counts, sequence, first_row):
@@ -122,7 +122,7 @@ def verify_greedily(call, tokens, counts, sequence, first_row):
     K = tokens.shape[1]
     position = torch.arange(K + 1, device=tokens.device)
     best = order(call.target_probs).argmax(-1)[sequence, within(first_row + position, call.target_probs)]  # [B, K + 1]
-    end = (counts & (tokens == best[:, :K])).long().cumprod(1).sum(1, keepdim=True)
+    end = (counts & (tokens == best[:, :K])).cumprod(1).sum(1, keepdim=True)
     return end[:, 0], best.gather(1, end)[:, 0]
 
 
@@ -158,16 +158,6 @@ def row_of(call, x, sequence, index):
     return probabilities(row, call.temperature) if call.logits else scaled_(row.float())
 
 
-def chunk_sums(row, entries):
-    """The sum of each chunk of a row [B, n], scaled or of integers: [B, chunks] int64. `entries` is memory to cut it in."""
-    n = row.shape[1]
-    entries.flatten(1)[:, :n] = row
-    entries.flatten(1)[:, n:] = 0
-    return entries.sum(-1)
-
-
-def first_above(weights, threshold, before):
-    """Where the running sum of each row [B, n], counted from `before`, passes the threshold, and the sum before. Two [B, 1]."""
-    cumulative = weights.cumsum(1) + before
-    index = (cumulative <= threshold).sum(1, keepdim=True).clamp(max=weights.shape[1] - 1)
-    return index, (cumulative - weights).gather(1, index)
+def first_above(cumulative, threshold):
+    """Where each row [B, n] of running sums passes the threshold: [B, 1]. The last place where none does."""
+    return torch.searchsorted(cumulative, threshold, right=True).clamp_(max=cumulative.shape[1] - 1)

@@ -1,8 +1,8 @@
 """Calls of a layout that was seen before: not validated, planned or sent through torch's dispatcher again, only launched.
 
 That is most of the host's time. torch's guards, by which its compiler knows tensors again, and its allocator's entries are
-private to torch, and how kernels are launched to Triton (gpu/handles.py). Where one of them is missing, and on other devices
-than NVIDIA's, every call goes the whole way.
+private to torch, and how kernels are launched to Triton (gpu/handles.py). Where one of them is missing, and where neither
+Numba runs nor a kernel on NVIDIA, every call goes the whole way.
 """
 
 from operator import is_, itemgetter
@@ -13,13 +13,13 @@ from torch.compiler import is_compiling
 from .ops import VerifyResult, implementation
 
 try:
-    from torch._C._dynamo.guards import TensorGuards
-    from torch._C._dynamo.guards import _empty_strided_cuda as empty  # type: ignore[attr-defined]
+    from torch._C._dynamo.guards import TensorGuards, _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
     from torch._C._dynamo.guards import _reinterpret_tensor as part_of  # type: ignore[attr-defined]
-except ImportError:
-    TensorGuards = None  # type: ignore[assignment, misc]
 
-DEVICE_TYPE = "cuda"  # where launches are kept
+    EMPTY = {"cuda": _empty_strided_cuda, "cpu": _empty_strided_cpu}  # on devices where launches are kept
+except ImportError:
+    EMPTY = {}
+
 MOST_KNOWN = 4096  # shapes, with at most 8 layouts each
 MOST_SHARED = 2**18  # words of scratch that stay allocated for as long as the outputs of the same allocation live
 
@@ -43,16 +43,14 @@ def repeat(arguments):
 
 def remember(arguments, call, impl):
     """Keep what is needed to repeat a call that has run."""
-    tensors = arguments[:-5]
-    is_plain = call.target_probs.device.type == DEVICE_TYPE and all(x is None or type(x) is torch.Tensor for x in tensors)
+    tensors, device = arguments[:-5], call.accepted.device
+    module = implementation(device.type, impl) if device.type in EMPTY else None
+    if not hasattr(module, "kept") or not all(x is None or type(x) is torch.Tensor for x in tensors):
+        return
     is_watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
-    if TensorGuards is None or is_watched or not is_plain:
-        return
-    is_current = torch._C._cuda_getDevice() == call.accepted.device.index
-    if not is_current or not all(map(is_, tensors[:-2], call.tensors().values())):  # or randomness was drawn in the call
-        return
-    module = implementation(DEVICE_TYPE, impl)
-    kept = module.kept(call) if hasattr(module, "kept") else None
+    is_current = device.type == "cpu" or torch._C._cuda_getDevice() == device.index
+    drew = not all(map(is_, tensors[:-2], call.tensors().values()))  # randomness, in the call
+    kept = None if is_watched or drew or not is_current else module.kept(call)
     if kept:
         run = repeater(arguments, call, *kept)
         if run:
@@ -65,10 +63,15 @@ def remember(arguments, call, impl):
 def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     """What repeats a call with tensors of these layouts and equal options, and returns None for any other call.
 
-    From words on it takes what gpu/launch.py has kept of the call. None if not even this call would be repeated.
+    From words on it takes what the implementation has kept of the call. None if not even this call would be repeated.
     """
-    from .gpu.handles import is_hooked
+    device, empty = call.accepted.device, EMPTY[call.accepted.device.type]
+    if device.type == "cpu":  # which is always the current device, None, and has no hooks
+        current_device = is_hooked = lambda: None
+    else:
+        from .gpu.handles import is_hooked
 
+        current_device = torch._C._cuda_getDevice
     *tensors, dtype, _, max_drafts, _, _ = arguments
     options = arguments[-5:]
     take = itemgetter(*[i for i, x in enumerate(tensors) if x is not None])
@@ -77,12 +80,12 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     if not is_laid_out_alike(*take(tensors)):  # one tensor given as two arguments
         return None
     result_of = tuple.__new__  # past the named tuple's own, which takes longer
-    address_of, current_device = torch.Tensor.data_ptr, torch._C._cuda_getDevice
-    device_index, B, result_dtype = call.accepted.device.index, len(call.accepted), call.accepted.dtype
+    address_of = torch.Tensor.data_ptr
+    device_index, B, result_dtype = device.index, len(call.accepted), call.accepted.dtype
     draft, target = (1, 2) if call.draft_probs is not None else (1, 1)
     brings_out = tensors[-1] is not None
     written = slice(-2 * brings_out - (call.emitted is not None), None)
-    in_one = not brings_out and result_dtype == torch.int64 and words + greedy_words <= MOST_SHARED
+    in_one = not brings_out and result_dtype == torch.int64 and 0 < words + greedy_words <= MOST_SHARED
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
     whole, part, own, step, int64 = (2 * half + words + greedy_words,), (B,), (words + greedy_words,), (1,), torch.int64
 
