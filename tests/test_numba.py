@@ -83,8 +83,16 @@ def every_function(batch, impl, dtype=torch.int64):
         [sv.sample_logits(batch.target_probs, temperature=0.7, seed=3, offset=torch.arange(K + 1).expand(B, -1), **common)],
         sv.verify(*given[:3], seed=seed, greedy=greedy, bonus_tokens=given[6], emitted=inner[6], **common),
         sv.verify_logits_varlen(
-            ragged[0], ragged[1], given.target_probs.flatten(0, 1), offsets, K, seed=seed, temperature=seed / 2,
-            bonus_tokens=given[6], emitted=inner[7], **common,
+            ragged[0],
+            ragged[1],
+            given.target_probs.flatten(0, 1),
+            offsets,
+            K,
+            seed=seed,
+            temperature=seed / 2,
+            bonus_tokens=given[6],
+            emitted=inner[7],
+            **common,
         ),
         [sv.emit(batch.draft_tokens.clamp(-1, 2**31 - 1), seed, seed.to(dtype), pad=-7, impl=impl)],
     )
