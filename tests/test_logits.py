@@ -305,7 +305,7 @@ def test_lengths_and_options(impl, device):
 
 @pytest.mark.parametrize("bonus", [False, True], ids=["rows", "bonus"])
 def test_ragged_equals_dense_and_the_rule(bonus, impl, device):
-    """The same sequences one behind the other, with seeds and with uniforms: of two blocks, and either may be drawn from."""
+    """The same sequences one behind the other, with seeds and with uniforms. Draws come from either of two blocks."""
     batch = logits_batch(6, 2, 2048)._replace(lengths=torch.tensor([2, 0, 1, 2, 0, 2]))
     batch = with_bonus(batch) if bonus else batch
     temperature = torch.tensor([1.0, 0.5, 0, 1e-45, NAN, 9])

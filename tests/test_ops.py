@@ -152,19 +152,8 @@ def steps(impl):
         emitted = sv.emit(batch.draft_tokens, accepted, next_token, impl=impl)
         return [*sv.statistics(accepted, batch.lengths, 4), sv.logprobs(emitted, batch.target_probs)]
 
-    return (
-        verify,
-        seeded,
-        verify_varlen,
-        given_bonus,
-        verify_greedy,
-        sample,
-        verify_logits,
-        sample_logits,
-        emit,
-        outputs,
-        metrics,
-    )
+    verifiers = verify, seeded, verify_varlen, given_bonus, verify_greedy, verify_logits
+    return *verifiers, sample, sample_logits, emit, outputs, metrics
 
 
 STEPS = [step.__name__ for step in steps("auto")]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spec_verify_xpu as sv
-from batches import Batch, random_batch, uniforms
+from batches import Batch, random_batch, uniforms, with_bonus
 
 
 def test_accept_all_returns_k_and_draws_the_bonus(impl, device):
@@ -81,11 +81,11 @@ def test_tiles_change_nothing(chunk, chunks, lanes, limbs, aligned, device, monk
     """Re-tiled: narrow, wide and many chunks a program, warps that read a chunk piece by piece, limbs and native sums."""
     config = pytest.importorskip("spec_verify_xpu.gpu.config")
     batch = random_batch(4, 3, 608 if aligned else 601).to(device)  # a part of a chunk at the end of each
-    whole = torch.stack(batch.verify("eager"))
     tiles = config.Config(chunk, chunks, lanes, limbs, sum_warps=4, locate_warps=2, positions=16, sums=(128, 1024))
     monkeypatch.setitem(config.CONFIGURATIONS, device.type, lambda *_: tiles)
     monkeypatch.setattr(sv.repeats, "known", {})  # which were planned for other tiles
-    assert torch.equal(torch.stack(batch.verify("triton")), whole)
+    for x in (batch, with_bonus(batch).to(device)):
+        assert torch.equal(torch.stack(x.verify("triton")), torch.stack(x.verify("eager")))
 
 
 @pytest.mark.parametrize("B", [1, 6, 8])

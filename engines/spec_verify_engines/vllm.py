@@ -1,4 +1,4 @@
-"""A plugin for vLLM: the rejection sampler of its V1 engine, by `spec_verify_xpu.verify_varlen`. See docs/ENGINES.md."""
+"""A plugin for vLLM: the rejection sampler of its V1 engine, by `spec_verify_xpu`. See docs/ENGINES.md."""
 
 import logging
 from inspect import signature
@@ -87,70 +87,43 @@ def verify(
     sampling_metadata
         vLLM's: temperature [B], 0 for greedy requests, and a generator for each request that has a seed.
     """
-    T, V = target_logits.shape
-    B, device = len(num_draft_tokens), target_logits.device
+    T, B, device = len(target_logits), len(num_draft_tokens), target_logits.device
     if T == 0:
         return bonus_token_ids.int()
 
-    starts = [0, *accumulate(num_draft_tokens)]
     greedy = None if sampling_metadata.all_random else sampling_metadata.temperature == 0  # [B]
-    rows, bonus = target_logits.new_empty(T + B, V, dtype=torch.float32), bonus_token_ids[:, 0]
-    if device.type == "cpu":
-        cu_drafts = torch.tensor(starts)
-        write_rows_by_request(rows, target_logits, starts, greedy, bonus)
-    else:
-        cu_drafts = torch.nn.functional.pad(cu_num_draft_tokens.long(), (1, 0))
-        write_rows(rows, target_logits, cu_drafts, greedy, bonus)
-
     accept, sample = (torch.empty(n, dtype=torch.int64, device=device).random_() for n in (T, T + B))  # 63 bits each
+    starts = [0, *accumulate(num_draft_tokens)]
     for b, generator in sampling_metadata.generators.items():  # as many draws as drafts: none leaves the generator as it is
         drafts = slice(starts[b], starts[b + 1])
         accept[drafts].random_(generator=generator)
         sample[b:][drafts].random_(generator=generator)
 
+    cu_drafts = torch.nn.functional.pad(cu_num_draft_tokens, (1, 0))
     emitted = torch.empty(B, max_spec_len + 1, dtype=torch.int32, device=device)
-    sv.verify_varlen(
-        draft_token_ids,
-        draft_probs,
-        rows,
-        cu_drafts,
-        max_spec_len,
-        accept,
-        sample,
-        emitted=emitted,
-        impl="eager" if device.type == "cpu" else "triton",  # vLLM on the CPU fails to start once Numba is imported
-    )
+    options = {"bonus_tokens": bonus_token_ids[:, 0], "emitted": emitted}
+    function = by_probabilities if device.type == "cpu" else by_logits
+    function(greedy, draft_token_ids, draft_probs, target_logits, cu_drafts, max_spec_len, accept, sample, **options)
     return emitted
 
 
-def write_rows(rows, target_logits, cu_drafts, greedy, bonus):
-    """Write what the requests' tokens are verified against into rows [T + B, V], without waiting for the device.
-
-    A draft's row is the softmax of its logits [T, V]; that of a greedy request, by a mask [B] or None, is sure of the largest.
-    The row after a request's drafts is sure of its bonus token [B].
-    """
-    ends = cu_drafts[1:]
-    draft = torch.arange(len(target_logits), device=rows.device)
-    request = torch.searchsorted(ends, draft, right=True)  # [T], whose draft it is
-    probs = target_logits.softmax(-1, dtype=torch.float32)
-    if greedy is not None:
-        best = draft, target_logits.argmax(-1)
-        sure = torch.where(greedy[request], 1, probs[best])
-        probs.masked_fill_(greedy[request][:, None], 0)[best] = sure
-    rows.index_copy_(0, draft + request, probs)
-    last = ends + torch.arange(len(ends), device=rows.device)
-    rows.index_fill_(0, last, 0)[last, bonus] = 1
+def by_logits(greedy, draft_token_ids, draft_probs, target_logits, *more, **options):
+    """On a GPU: nothing waits for it, and the target's rows are read where they are."""
+    draft_logits = None if draft_probs is None else draft_probs.log()
+    sv.verify_logits_varlen(draft_token_ids, draft_logits, target_logits, *more, greedy=greedy, impl="triton", **options)
 
 
-def write_rows_by_request(rows, target_logits, starts, greedy, bonus):
-    """The same on the CPU, where nothing has to be waited for, nor copied. starts are B + 1 ints."""
-    for b, (start, end) in enumerate(zip(starts, starts[1:])):
-        logits, own = target_logits[start:end], rows[start + b : end + b]
-        if greedy is not None and greedy[b]:
+def by_probabilities(greedy, draft_token_ids, draft_probs, target_logits, cu_drafts, *more, **options):
+    """On the CPU, where a softmax by torch takes less time than one in integers. A greedy request's is sure of the largest."""
+    rows, counts = torch.empty_like(target_logits, dtype=torch.float32), cu_drafts.diff().tolist()
+    sure = [False] * len(counts) if greedy is None else greedy.tolist()
+    for is_sure, logits, own in zip(sure, target_logits.split(counts), rows.split(counts)):
+        if is_sure:
             own.zero_().scatter_(1, logits.argmax(-1, keepdim=True), 1)
         else:
             torch.softmax(logits, -1, dtype=torch.float32, out=own)
-        rows[end + b].zero_()[bonus[b]] = 1
+    # Not by Numba: vLLM fails to start once it is imported.
+    sv.verify_varlen(draft_token_ids, draft_probs, rows, cu_drafts, *more, impl="eager", **options)
 
 
 def repair_at_first_step(sampler):

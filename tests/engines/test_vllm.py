@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -214,23 +213,27 @@ def step(counts, vocabulary, temperature, has_probs, seeds):
     return ids, counts, max(counts), cu_num_draft_tokens, draft_probs if has_probs else None, logits, bonus, metadata
 
 
-def by_rule(ids, counts, max_spec_len, cu, draft_probs, logits, bonus, metadata):
-    """The same, request after request, by rule.py."""
-    tokens, start = [], 0
+def by_rule(ids, counts, max_spec_len, cu, draft_probs, logits, bonus, metadata, of_logits):
+    """The same, request after request, by rule.py: of logits, or of what torch's softmax makes of them."""
+
+    def rows(logits):
+        return [rule.probabilities(row, 1.0) for row in logits.tolist()] if of_logits else logits.softmax(-1).tolist()
+
+    tokens, start, (weight, one) = [], 0, (int, rule.ONE) if of_logits else (rule.fixed, 1.0)
     for b, n in enumerate(counts):
-        generator = metadata.generators[b]
+        generator, own = metadata.generators[b], slice(start, start + n)
         accept, sample = (torch.empty(n, dtype=torch.int64).random_(generator=generator).tolist() for _ in range(2))
-        drafts = ids[start : start + n].tolist()
+        drafts, token = ids[own].tolist(), bonus[b].item()
         if metadata.temperature[b] == 0:
-            target = logits[start : start + n].tolist()
-            accepted, token = rule.verify_sequence_greedy(drafts, [*target, [0.0]])
+            result = rule.verify_sequence_greedy(drafts, logits[own].tolist(), token)
         else:
-            target = logits[start : start + n].softmax(-1).tolist()
-            certain = rule.one_hot(drafts, logits.shape[1], 1.0)
-            q = certain if draft_probs is None else draft_probs[start : start + n].tolist()
-            accepted, token = rule.verify_sequence(drafts, q, [*target, [1.0]], accept, [*sample, 0])
-        row = rule.emit_sequence(drafts, accepted, bonus[b].item() if accepted == n else token)
-        tokens.append(row + [-1] * (max_spec_len - n))
+            p = rows(logits[own])
+            if draft_probs is None:
+                q = rule.one_hot(drafts, p, one)
+            else:
+                q = rows(draft_probs[own].log()) if of_logits else draft_probs[own].tolist()
+            result = rule.verify_sequence(drafts, q, p, accept, sample, weight, bonus=token)
+        tokens.append(rule.emit_sequence(drafts, *result) + [-1] * (max_spec_len - n))
         start += n
     return tokens
 
@@ -238,10 +241,20 @@ def by_rule(ids, counts, max_spec_len, cu, draft_probs, logits, bonus, metadata)
 RAGGED = [3, 0, 1, 5, 0, 2, 4]  # a request without drafts first inside, one of one draft, and the longest in the middle
 
 
+@pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
+def of_logits(request, monkeypatch):
+    """Whether logits are verified, as on a GPU: here by eager torch."""
+    if request.param:
+        verify = sv.verify_logits_varlen
+        monkeypatch.setattr(sv, "verify_logits_varlen", lambda *x, **options: verify(*x, **{**options, "impl": "eager"}))
+        monkeypatch.setattr(plugin, "by_probabilities", plugin.by_logits)
+    return request.param
+
+
 @pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("temperature", [[0.7] * 7, [0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]], ids=["random", "mixed"])
 @pytest.mark.parametrize("placeholders", [0, 2])
-def test_function_equals_the_rule(has_probs, temperature, placeholders):
+def test_function_equals_the_rule(has_probs, temperature, placeholders, of_logits):
     """In vocabularies below and above one chunk of eager's sums; placeholders stand at the end of the longest draft."""
     for vocabulary in (11, 1000):
         seeds = {b: 100 + b for b in range(7)}
@@ -250,20 +263,7 @@ def test_function_equals_the_rule(has_probs, temperature, placeholders):
             arguments[9 - placeholders : 9] = -1  # of the 5 drafts from 4 on
         tokens = plugin.verify(ids, *rest)
         assert tokens.dtype == torch.int32
-        assert tokens.tolist() == by_rule(*again)
-
-
-@pytest.mark.parametrize("greedy", [None, [True, False, True, False, True, True, False]])
-def test_rows_are_the_same_on_the_cpu(greedy):
-    """Where they are written request after request, and elsewhere in one go: requests of RAGGED, with poisoned memory."""
-    *_, logits, bonus, _ = step(RAGGED, 11, [1.0] * 7, False, {})
-    greedy = None if greedy is None else torch.tensor(greedy)
-    starts = [0, *accumulate(RAGGED)]
-    rows = [torch.full((22, 11), torch.nan) for _ in range(2)]
-    plugin.write_rows(rows[0], logits, torch.tensor(starts), greedy, bonus[:, 0])
-    plugin.write_rows_by_request(rows[1], logits, starts, greedy, bonus[:, 0])
-    assert torch.equal(*rows)
-    assert rows[0][3].tolist() == [float(j == bonus[0]) for j in range(11)]
+        assert tokens.tolist() == by_rule(*again, of_logits)
 
 
 def test_a_step_without_drafts():
@@ -273,7 +273,7 @@ def test_a_step_without_drafts():
     assert torch.equal(arguments[-1].generators[0].get_state(), state)
 
 
-def test_greedy_requests_compare_logits():
+def test_greedy_requests_compare_logits(of_logits):
     """Two logits so close that softmax makes them equal: the second is the larger, beside a random request."""
     logits = torch.tensor([[0.0, 1e-9], [0.0, 0.0]])
     assert logits[0].softmax(-1).unique().numel() == 1

@@ -107,9 +107,9 @@ def verify(
     Returns
     -------
     VerifyResult
-        accepted ``[B]`` in ``[0, K]`` and next_token ``[B]`` in ``[0, V)``, or one of bonus_tokens as it is. A row without any
-        mass gives token 0. Where no out is given they may share an allocation of up to 2 MB with the call's scratch on NVIDIA:
-        copy what is kept for long.
+        accepted ``[B]`` in ``[0, K]`` and next_token ``[B]`` in ``[0, V)``, or the bonus token as it is. A row without any mass
+        gives token 0. Where no out is given they may share an allocation of up to 2 MB with the call's scratch on NVIDIA: copy
+        what is kept for long.
 
     Raises
     ------
