@@ -315,7 +315,8 @@ def test_repeated_calls(monkeypatch):
             batch.target_probs.copy_(batch.target_probs.flip(0))
         seeds = [batch.options[name] for name in ("seed", "offset") if name in batch.options]
         makes_tensors = len(seeds) == 1 or any(isinstance(x, int) for x in seeds)
-        assert len(called) == 1 + makes_tensors
+        needs_none = "bonus_tokens" in batch.options and len(batch.draft_tokens) == 0  # see ops.write_bonus_tokens
+        assert len(called) == (0 if needs_none else 1 + makes_tensors)
     batch = random_batch(2, 1, 10)
     for grain, count in ((1, 2), (2**17, 1)):
         monkeypatch.setattr(compiled_cpu, "GRAIN", grain)

@@ -542,7 +542,6 @@ def warmup(
         tensor(draft_probs, *two, 16),  # as many entries as are read at once
         tensor(target_probs, *(two if bonus_tokens else three), 16),
         tensor(chance, *two),
-        tensor(chance, *two),
         tensor(chance, *three),
         tensor(numbers, 1),
         tensor(numbers, 1),
