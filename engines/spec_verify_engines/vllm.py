@@ -2,7 +2,7 @@
 
 import logging
 from inspect import signature
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import torch
 
@@ -115,9 +115,9 @@ def by_logits(greedy, draft_token_ids, draft_probs, target_logits, *more, **opti
 
 def by_probabilities(greedy, draft_token_ids, draft_probs, target_logits, cu_drafts, *more, **options):
     """On the CPU, where a softmax by torch takes less time than one in integers. A greedy request's is sure of the largest."""
-    rows, counts = torch.empty_like(target_logits, dtype=torch.float32), cu_drafts.diff().tolist()
-    sure = [False] * len(counts) if greedy is None else greedy.tolist()
-    for is_sure, logits, own in zip(sure, target_logits.split(counts), rows.split(counts)):
+    rows, starts = torch.empty_like(target_logits, dtype=torch.float32), cu_drafts.tolist()
+    for is_sure, start, end in zip(repeat(False) if greedy is None else greedy.tolist(), starts, starts[1:]):
+        logits, own = target_logits[start:end], rows[start:end]
         if is_sure:
             own.zero_().scatter_(1, logits.argmax(-1, keepdim=True), 1)
         else:
