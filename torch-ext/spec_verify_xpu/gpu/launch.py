@@ -207,7 +207,7 @@ def kept(call):
     device, tensors = call.accepted.device, as_read(call)
     copied = any(x is not None and x.data_ptr() != tensors[name].data_ptr() for name, x in call.tensors().items())
     is_empty = call.draft_tokens.numel() == 0 or call.accepted.numel() == 0
-    if copied or is_empty or is_hooked():
+    if copied or is_empty or not device_facts(device).keeps or is_hooked():
         return None
     aligned = is_aligned(call)
     words, greedy_words, launches = plan(call, aligned, *configure(call, aligned))
