@@ -8,12 +8,12 @@ Before a shape is timed, each of our implementations must equal rule.py on all o
 Peers draw otherwise, by design: those that take our uniforms must accept what the rule accepts, and what any of them draws
 must have mass in its row. One that fails, or cannot run here, is listed as "not run" with the reason.
 
-A CPU is timed by the wall. A GPU is timed thrice: its own time, from replays of a graph of calls on copies of the inputs
-that exceed its cache; the host's time for a call, the queue never full, and beside it that of one kernel of ours as Triton
-launches it; and the wall's, for a call and a synchronisation.
-Rounds visit the providers in random order, so that a drift meets all. `stream` reads as many bytes as the rule must and
-does nothing else: the floor that memory sets. Importing vLLM patches torch's compiler: where it is installed, time the
-compiled route without it (--providers).
+A CPU is timed by the wall, twice: ten calls in a row (warm), and one among those of others (wall). A GPU is timed thrice: its
+own time, from replays of a graph of calls on copies of the inputs that exceed its cache; the host's time for a call, the queue
+never full, and beside it that of one kernel of ours as Triton launches it; and the wall's, for a call and a synchronisation.
+Rounds visit the providers in random order, so that a drift meets all. `stream` reads as many bytes as the rule must and does
+nothing else, on a CPU by torch's sum of each row: the floor that memory sets. Importing vLLM patches torch's compiler: where it
+is installed, time the compiled route without it (--providers).
 """
 
 import argparse
@@ -187,6 +187,13 @@ def stream(draft_probs, target_probs, pairs, block):
     return lambda: stream_kernel[sums.shape](draft_probs, target_probs, sums, K, V, pairs, block, num_warps=4)
 
 
+def read(draft_probs, target_probs, accepted):
+    """The floor of a CPU."""
+    pairs = [(target_probs[b, n], draft_probs[b, n : n + 1]) for b, n in enumerate(accepted)]
+    rows = [row for target, draft in pairs for row in (target, *draft)]
+    return lambda: [row.sum() for row in rows]
+
+
 def outcome(output):
     """accepted [B] and next_token [B] of what a provider's call returned."""
     if isinstance(output, list):
@@ -292,14 +299,17 @@ def gated(providers, sets, expected, gate, ours):
 def timed(calls, found, plain, floors, module, iterations):
     """What is found, with quartiles of each kind of time. `plain` has a host time alone; the fastest of `floors` is stream."""
     times = {"wall_us": interleaved({name: clock(calls[name], module, 1, True) for name in calls}, iterations)}
-    if module is not torch.cpu:
+    if module is torch.cpu:
+        warm = {**calls, **floors}
+        times["warm_us"] = interleaved({name: clock(warm[name], module, 10, False) for name in warm}, iterations)
+    else:
         free = {name: calls[name] for name in calls if name not in WAITS}
         host, device = {**free, **plain}, {**free, **floors}
         times["host_us"] = interleaved({name: clock(host[name], module, 20, False) for name in host}, iterations)
         times["device_us"] = interleaved({name: device_clock(device[name], module) for name in device}, iterations)
     if floors:
-        tiles = [times["device_us"].pop(block) for block in floors]
-        times["device_us"]["stream"] = min(tiles, key=lambda x: x["median"])
+        kind = times["warm_us" if module is torch.cpu else "device_us"]
+        kind["stream"] = min((kind.pop(floor) for floor in floors), key=lambda x: x["median"])
         found = {"stream": {}, **found}
     for kind, quartiles in times.items():
         for name in quartiles:
@@ -325,6 +335,8 @@ def measure(B, K, V, dtype, on, gpu, names, iterations):
     plain, floors = {}, {}
     if on != "cpu" and "triton" in calls:
         plain["plain-launch"] = [plain_launch(*batch) for batch in sets]
+    if on == "cpu":
+        floors["read"] = [read(*batch[1:3], x.accepted.tolist()) for batch, x in zip(sets, itertools.cycle(expected))]
     for block in (1024, 2048) if on != "cpu" and triton else ():  # the floor is the faster of two tiles
         floors[block] = [stream(*batch[1:3], n, block) for batch, n in zip(sets, itertools.cycle(pairs))]
     found = timed(calls, found, plain, floors, module, iterations)
@@ -354,7 +366,7 @@ def machine(on, gpu):
 
 def kinds_of(report):
     """The times that were taken, the one that counts first."""
-    return ["wall_us"] if report["device"] == "cpu" else ["device_us", "host_us", "wall_us"]
+    return ["warm_us", "wall_us"] if report["device"] == "cpu" else ["device_us", "host_us", "wall_us"]
 
 
 def medians_of(shape, kind):
@@ -365,7 +377,7 @@ def tables(report, route="eager-route"):
     """The report in Markdown: where it was taken, and a table for each shape; `route` is set beside each provider."""
     kinds = kinds_of(report)
     titles = ["", *(f"{kind[:-3]}, µs (quartiles)" for kind in kinds), f"{route.replace('-', ' ')} / this"]
-    titles += ["stream / this", "GB/s"] if report["device"] != "cpu" else []
+    titles += ["stream / this", "GB/s"]
     driver = [f"driver {report['driver']}"] if report["driver"] else []
     lines = [", ".join([report["name"], *driver, f"{report['cores']} cores", f"Python {report['python']}"])]
     lines += [", ".join([*map(" ".join, report["packages"].items()), f"commit {report['commit']}", report["date"]])]
@@ -387,7 +399,7 @@ def tables(report, route="eager-route"):
             for other in (route, "stream"):
                 cells += [number(medians[other] / medians[name]) if {other, name} <= medians.keys() else ""]
             cells += [number(shape["bytes"] / medians[name] / 1e3) if name in medians else ""]
-            lines += [f"| {' | '.join(cells[: len(titles)])} |"]
+            lines += [f"| {' | '.join(cells)} |"]
     return "\n".join(lines)
 
 

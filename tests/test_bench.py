@@ -45,22 +45,23 @@ def test_file(timed):
     for shape in report["shapes"]:
         entries = shape["batch"] * shape["vocabulary"]
         assert 4 * entries <= shape["bytes"] <= 8 * entries  # one row a sequence if all accept, two if none does
-        assert list(shape["providers"]) == PROVIDERS
+        assert list(shape["providers"]) == ["stream", *PROVIDERS]
         for name in ("eager", "eager-route"):
-            times = shape["providers"][name]["wall_us"]
+            warm, times = (shape["providers"][name][kind] for kind in ("warm_us", "wall_us"))
+            assert 0 < warm["lower"] <= warm["median"] <= warm["upper"] and warm["n"] == 4
             assert 0 < times["lower"] <= times["median"] <= times["upper"] and times["n"] == 4
         assert shape["providers"]["flashinfer"].keys() == {"not_run"}
 
 
 def test_render(timed):
-    """The tables come from the file alone, and a picture lies beside it; a CPU has no memory floor to draw."""
+    """The tables come from the file alone, and pictures lie beside it."""
     finished, path = timed
     rendered = run("--render", path)
     assert rendered.returncode == 0, rendered.stderr
     assert rendered.stdout == finished.stdout
     assert "| flashinfer | not run: " in rendered.stdout
-    assert [x.name for x in path.parent.glob("*.png")] == ["results.vocabulary.png"]
-    assert path.with_suffix(".vocabulary.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    for picture in (".vocabulary.png", ".floor.png"):
+        assert path.with_suffix(picture).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 @pytest.mark.parametrize("temperature", [1, 0.5], ids=str)  # 1 takes a shorter way to probabilities
@@ -110,7 +111,7 @@ def bench(monkeypatch):
 
 
 def test_pictures_of_a_gpu(bench, timed, tmp_path):
-    """With device times there is a floor, and so a second picture and its columns."""
+    """Of a GPU it is the device's times that count."""
     report = json.loads(timed[1].read_text())
     report["device"] = "cuda"
     for shape in report["shapes"]:
