@@ -8,12 +8,12 @@ Before a shape is timed, each of our implementations must equal rule.py on all o
 Peers draw otherwise, by design: those that take our uniforms must accept what the rule accepts, and what any of them draws
 must have mass in its row. One that fails, or cannot run here, is listed as "not run" with the reason.
 
-A CPU is timed by the wall, twice: ten calls in a row (warm), and one among those of others (wall). A GPU is timed thrice: its
-own time, from replays of a graph of calls on copies of the inputs that exceed its cache; the host's time for a call, the queue
-never full, and beside it that of one kernel of ours as Triton launches it; and the wall's, for a call and a synchronisation.
-Rounds visit the providers in random order, so that a drift meets all. `stream` reads as many bytes as the rule must and does
-nothing else, on a CPU by torch's sum of each row: the floor that memory sets. Importing vLLM patches torch's compiler: where it
-is installed, time the compiled route without it (--providers).
+A CPU is timed by the wall, twice: ten calls behind ten others (warm), and one among those of others (wall). A GPU is timed
+thrice: its own time, from replays of a graph of calls on copies of the inputs that exceed its cache; the host's time for a call,
+the queue never full, and beside it that of one kernel of ours as Triton launches it; and the wall's, for a call and a
+synchronisation. Rounds visit the providers in random order, so that a drift meets all. `stream` reads as many bytes as the rule
+must and does nothing else, on a CPU by torch's sum of each row: the floor that memory sets. Importing vLLM patches torch's
+compiler: where it is installed, time the compiled route without it (--providers).
 """
 
 import argparse
@@ -225,11 +225,13 @@ def gate(name, batch, output, expected):
     check_mass(*batch[1:3], accepted, next_token)
 
 
-def clock(calls, module, count, wait):
+def clock(calls, module, count, wait, untimed=0):
     """A function that samples the wall's microseconds a call: of `count` from an idle device, until it is idle again or not."""
     turn = itertools.cycle(calls)
 
     def sample():
+        for call in itertools.islice(turn, untimed):
+            call()
         batch = list(itertools.islice(turn, count))
         module.synchronize()
         start = time.perf_counter()
@@ -301,7 +303,7 @@ def timed(calls, found, plain, floors, module, iterations):
     times = {"wall_us": interleaved({name: clock(calls[name], module, 1, True) for name in calls}, iterations)}
     if module is torch.cpu:
         warm = {**calls, **floors}
-        times["warm_us"] = interleaved({name: clock(warm[name], module, 10, False) for name in warm}, iterations)
+        times["warm_us"] = interleaved({name: clock(warm[name], module, 10, False, 10) for name in warm}, iterations)
     else:
         free = {name: calls[name] for name in calls if name not in WAITS}
         host, device = {**free, **plain}, {**free, **floors}
