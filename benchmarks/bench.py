@@ -9,8 +9,8 @@ Peers draw otherwise, by design: those that take our uniforms must accept what t
 must have mass in its row. One that fails, or cannot run here, is listed as "not run" with the reason.
 
 A CPU is timed by the wall, twice: ten calls behind ten others (warm), and one among those of others (wall). A GPU is timed
-thrice: its own time, from replays of a graph of calls on copies of the inputs that exceed its cache; the host's time for a call,
-the queue never full, and beside it that of one kernel of ours as Triton launches it; and the wall's, for a call and a
+thrice: its own time, from replays of a graph of calls on copies of the inputs that exceed its cache; the host's time for a
+call, the queue never full, and beside it that of one kernel of ours as Triton launches it; and the wall's, for a call and a
 synchronisation. Rounds visit the providers in random order, so that a drift meets all. `stream` reads as many bytes as the rule
 must and does nothing else, on a CPU by torch's sum of each row: the floor that memory sets. Importing vLLM patches torch's
 compiler: where it is installed, time the compiled route without it (--providers).
