@@ -25,7 +25,7 @@ from batches import (
     with_bonus,
 )
 from spec_verify_xpu import fixed_point, rule
-from spec_verify_xpu.gpu import config
+from spec_verify_xpu.gpu import config, launch
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -100,6 +100,46 @@ def test_rows_that_go_in_stages(K, V, one_hot, impl, device, monkeypatch):
     options = {"greedy": torch.rand(12, generator=g) < 0.3, "seed": torch.arange(12)}
     lengths = torch.randint(-1, K + 2, (12,), generator=g)
     assert_equals_rule(batch._replace(uniform_accept=None, uniform_sample=None, lengths=lengths), impl, device, **options)
+
+
+@pytest.fixture
+def launches(device, monkeypatch):
+    """A list of what is launched under the interpreter, as if it were on a GPU whose launches overlap, and rows in stages."""
+    if device.type != "cpu":
+        pytest.skip("test_gpu.py counts what is compiled")
+    launched, run = [], launch.launch
+    monkeypatch.setattr(launch, "launch", lambda launches, *more: launched.extend(launches) or run(launches, *more))
+    facts = launch.DeviceFacts(threads=1, locate_options={"launch_pdl": True}, exact=launch.EXACT)
+    monkeypatch.setattr(launch, "device_facts", lambda _: facts)
+    return launched
+
+
+@pytest.mark.parametrize("bonus", [False, True], ids=["rows", "bonus"])
+def test_warmup_launches_what_calls_do(bonus, launches):
+    """Else a request would wait for a kernel to be compiled. Three stages, and rows that are aligned and not."""
+
+    def ways():
+        return {(x.kernel, x.constants, *sorted(x.options.items())) for x in launches}
+
+    sv.warmup("cpu", logits=True, uniforms=torch.float32, bonus_tokens=torch.int64 if bonus else None, impl="triton")
+    warm = ways()
+    launches.clear()
+    for V in (20, 48):
+        batch = logits_batch(1, 7, V, uniform=torch.float32)
+        batch = with_bonus(batch) if bonus else batch
+        sv.verify_logits(*batch[:5], bonus_tokens=batch.bonus_tokens, impl="triton")
+    assert len(launches) == 2 * 8 and ways() <= warm
+
+
+@pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
+@pytest.mark.parametrize("max_drafts", [0, 1])
+def test_no_grid_is_empty(max_drafts, one_hot, launches):
+    """The CUDA driver refuses one. None of the drafts counts, so that of rows of drafts alone none is read."""
+    batch = logits_batch(2, 1, 20, one_hot=one_hot)
+    tokens, draft, target = (x if x is None else x.flatten(0, 1) for x in batch[:3])
+    bonus = {"bonus_tokens": torch.tensor([7, 8])}
+    sv.verify_logits_varlen(tokens, draft, target[:2], torch.tensor([0, 1, 2]), max_drafts, seed=1, impl="triton", **bonus)
+    assert launches and all(min(x.grid) > 0 for x in launches)
 
 
 @pytest.mark.parametrize("V_draft, V", [(100, 130), (130, 100), (1, 1100), (1100, 1), (1024, 1030), (2100, 1000)])

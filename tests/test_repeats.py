@@ -177,6 +177,19 @@ def test_what_is_known_is_bounded(launched, monkeypatch):
     assert max(len(runs) for runs in repeats.known.values()) == 8
 
 
+NEGATIVE = pytest.param(lambda x: torch.complex(x, -x).conj().imag, id="negative")
+ZEROS = pytest.param(lambda x: torch._efficientzerotensor(x.shape), id="zeros")
+
+
+@pytest.mark.parametrize("like", [NEGATIVE, ZEROS])
+def test_tensors_that_are_not_what_their_memory_holds(like, inputs, launched):
+    """torch's dispatcher makes others of them, and addresses know nothing of that."""
+    accept, sample = (torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) for x in inputs[3:5])
+    inputs = (*inputs[:3], like(accept), sample)
+    expected = sv.verify(*inputs, impl="eager")
+    assert all(same(sv.verify(*inputs), expected) for _ in range(3)) and not launched
+
+
 @pytest.mark.parametrize("B, T", [(0, 2), (2, 0), (2, 2)], ids=["no_sequences", "no_drafts", "some"])
 def test_batches_without_anything_to_launch_are_not_kept(B, T, monkeypatch):
     """Their grids would be empty, or a kernel would get rows that are not there, though launches of their dtypes are kept."""

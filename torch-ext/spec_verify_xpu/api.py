@@ -497,8 +497,8 @@ def warmup(
     """Compile ahead of the first request, or load what an earlier process compiled: all that calls of these dtypes need.
 
     They then compile nothing, whatever the batch, the number of drafts from 1 to 31, and the vocabulary. For NVIDIA 8 kernels
-    are compiled at most. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each tensor that
-    calls bring, None or False for what they leave out.
+    are compiled at most, 14 from logits. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each
+    tensor that calls bring, None or False for what they leave out.
 
     Parameters
     ----------
@@ -534,15 +534,15 @@ def warmup(
     def tensor(dtype, *shape):
         return None if dtype is None else torch.zeros(shape, dtype=dtype, device=device)
 
-    two, three = ((2,), (3,)) if cu_drafts else ((1, 2), (1, 3))  # one sequence of two drafts, and its rows
+    drafts, rows = ((3,), (4,)) if cu_drafts else ((1, 3), (1, 4))  # one sequence, whose rows go in two stages
     chance = uniforms if not seed else None
     numbers = torch.int64 if seed else None
     inputs = (
-        tensor(draft_tokens, *two),
-        tensor(draft_probs, *two, 16),  # as many entries as are read at once
-        tensor(target_probs, *(two if bonus_tokens else three), 16),
-        tensor(chance, *two),
-        tensor(chance, *three),
+        tensor(draft_tokens, *drafts),
+        tensor(draft_probs, *drafts, 16),  # as many entries as are read at once
+        tensor(target_probs, *(drafts if bonus_tokens else rows), 16),
+        tensor(chance, *drafts),
+        tensor(chance, *rows),
         tensor(numbers, 1),
         tensor(numbers, 1),
         tensor(lengths, 1),
@@ -551,8 +551,8 @@ def warmup(
         tensor(bonus_tokens, 1),
         tensor(torch.float32 if temperature else None, 1),
     )
-    more = None, dtype, None, tensor(emitted, 1, 3), impl
-    call = ragged_call(inputs, logits, 1.0, 2, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
+    more = None, dtype, None, tensor(emitted, 1, 4), impl
+    call = ragged_call(inputs, logits, 1.0, 3, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
     module = implementation(call.accepted.device.type, impl)
     if hasattr(module, "warmup"):
         module.warmup(call, vocabulary)

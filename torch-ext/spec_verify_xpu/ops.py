@@ -87,6 +87,7 @@ def run_verify(draft_tokens, draft_probs, target_probs, *rest):
     torch.autograd.graph.increment_version([x for x in call[-3:] if x is not None])  # they were written behind torch's back
 
 
+@torch.inference_mode()  # as eager
 def write_bonus_tokens(call):
     """What sequences without drafts get. There is no row that a kernel could be pointed at."""
     call.accepted.zero_()

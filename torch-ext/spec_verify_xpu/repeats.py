@@ -45,7 +45,7 @@ def remember(arguments, call, impl):
     """Keep what is needed to repeat a call that has run."""
     tensors, device = arguments[:-5], call.accepted.device
     module = implementation(device.type, impl) if device.type in EMPTY else None
-    if not hasattr(module, "kept") or not all(x is None or type(x) is torch.Tensor for x in tensors):
+    if not hasattr(module, "kept") or not all(x is None or is_its_memory(x) for x in tensors):
         return
     is_watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
     is_current = device.type == "cpu" or torch._C._cuda_getDevice() == device.index
@@ -58,6 +58,11 @@ def remember(arguments, call, impl):
                 known.clear()
             runs = known.setdefault(call.target_probs.shape, [])
             runs[:] = [run, *runs[:7]]
+
+
+def is_its_memory(x):
+    """Whether a tensor is what its memory holds. Where it is not, torch's dispatcher makes another one of it."""
+    return type(x) is torch.Tensor and not x.is_neg() and not x._is_zerotensor()
 
 
 def repeater(arguments, call, words, greedy_words, was_aligned, launch):

@@ -105,20 +105,24 @@ def plan_of_logits(call, aligned, config, capacity):
     blocks = ceil_div(max(V, V_draft), BLOCK)
     most = min(K, T)  # drafts of a sequence
     draft_rows = 0 if call.draft_probs is None else most
-    target_rows = most + 1 if call.bonus_tokens is None else most
+    target_rows = most + 1 if call.bonus_tokens is None else max(most, 1)  # a grid of 0 is refused by the driver
     sizes = T, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
     how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
     rows = most + 1 + draft_rows
-    work = (B * rows * blocks * config.weigh_warps, B * blocks * config.sum_warps)  # warps, if each program had one block
-    count, pairs = (max(1, min(config.most_blocks, warps // on.threads)) for warps in work)
+    in_stages = B * rows * blocks * config.weigh_warps >= config.waves * on.threads
+
+    def blocks_of(rows, warps):
+        """How many of so many rows a program takes, so that all of them fill the device."""
+        return max(1, min(config.most_blocks, B * rows * blocks * warps // on.threads))
 
     def options(warps, more=on.locate_options):
         return {"num_warps": warps, **more, **on.exact}
 
     launches = []
-    for first, positions in stages(target_rows) if work[0] >= config.waves * on.threads else [(0, target_rows)]:
+    for first, positions in stages(target_rows) if in_stages else [(0, target_rows)]:
         stage_rows = positions + max(min(positions, draft_rows - first), 0)
+        count = blocks_of(stage_rows, config.weigh_warps)
         launches += (
             Launch(
                 weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), stage_rows),
@@ -131,6 +135,7 @@ def plan_of_logits(call, aligned, config, capacity):
             ),
         )  # fmt: skip
     if call.draft_probs is not None:
+        pairs = blocks_of(1, config.sum_warps)
         launches.append(
             Launch(
                 sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides), how,
