@@ -26,10 +26,11 @@ hub: .venv/installed
 	$(BIN)/python tools/build_hub.py
 
 # The kernels compiled by Intel's compiler and run by Intel's CPU runtime, in sub-groups of 16 and 32; and their native code, by
-# the ocloc on the path (Debian: intel-opencl-icd) or $OCLOC (tools/get_ocloc.sh gets a newer one).
+# the ocloc on the path (Debian: intel-opencl-icd) or $OCLOC (tools/get_ocloc.sh gets a newer one). Most of the time goes into
+# compiling, so a process has files of its own.
 test-intel: .venv-intel/installed
-	PYTHONPATH=torch-ext .venv-intel/bin/pytest -n 2 tests/intel
-	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest -n 2 $(addprefix tests/intel/test_,kernels.py logits_kernels.py mutations.py)
+	PYTHONPATH=torch-ext .venv-intel/bin/pytest -n 2 --dist loadfile tests/intel
+	SPEC_VERIFY_SUB_GROUP=32 PYTHONPATH=torch-ext .venv-intel/bin/pytest -n 2 --dist loadfile $(addprefix tests/intel/test_,kernels.py logits_kernels.py mutations.py)
 
 # vLLM on the CPU, in a process of its own, since it does not start where Numba has been imported; then transformers, in the
 # version that goes with this vLLM and in its newest. Models this small gain nothing from a second thread.
