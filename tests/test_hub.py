@@ -30,7 +30,7 @@ BY_RULE = [x.tolist() for x in BATCH.by_rule()]
 
 LOAD_BATCH = """
 import torch
-draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, _ = batch = torch.load("batch.pt")
+draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, *_ = batch = torch.load("batch.pt")
 """
 
 
