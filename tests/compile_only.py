@@ -4,8 +4,10 @@ Prints one JSON line a compiled kernel: its name, how often its assembly has wha
 is called as gpu/handles.py knows.
 """
 
+import dataclasses
 import itertools
 import json
+import math
 import re
 import sys
 
@@ -135,8 +137,8 @@ def compile_all(name):
     for dtype, uniform in itertools.product((torch.float16, torch.bfloat16), (torch.float32, torch.float64)):
         random_batch(2, 3, 128, dtype=dtype, uniform=uniform, tokens=torch.int32).verify("triton")
     serve(random_batch(2, 3, 128))
-    for setting, V in itertools.product((config.LOGITS_CUDA, config.LOGITS_XPU), (128, 129)):
-        config.LOGITS["cpu"] = setting
+    for setting, V in itertools.product((*config.LOGITS["cuda"], *config.LOGITS["xpu"]), (128, 129)):
+        config.LOGITS["cpu"] = (dataclasses.replace(setting, fills=math.inf),)
         serve_logits(random_batch(2, 3, V))
     for kernel in {kernel.hash: kernel for kernel in compiled}.values():
         text = kernel.asm[language]

@@ -90,11 +90,15 @@ def test_ten_thousand_rows(V, B, impl, device, sequences):
 
 @pytest.mark.parametrize("impl", ["triton"])
 @pytest.mark.parametrize("one_hot", [False, True], ids=["logits", "one_hot"])
-@pytest.mark.parametrize("K, V", [(2, 1030), (7, 20)], ids=["two_stages", "three_stages"])
-def test_rows_that_go_in_stages(K, V, one_hot, impl, device, monkeypatch):
-    """However few there are. Some sequences end in each stage, by a refusal or their length, and the last has a row or two."""
+@pytest.mark.parametrize("K, V", [(2, 1030), (7, 20), (2, 1056)], ids=["two_stages", "three_stages", "aligned"])
+@pytest.mark.parametrize("number", range(3))
+def test_every_configuration(number, K, V, one_hot, impl, device, monkeypatch):
+    """However few rows there are. In each stage some sequences end, refused or not; the last has a row or two."""
     on = device.type
-    monkeypatch.setitem(config.LOGITS, on, dataclasses.replace(config.LOGITS[on], waves=0))
+    configurations = config.LOGITS[on][number : number + 1]
+    if not configurations:
+        pytest.skip("there are fewer")
+    monkeypatch.setitem(config.LOGITS, on, (dataclasses.replace(*configurations, fills=math.inf),))
     batch, g = logits_batch(12, K, V, one_hot=one_hot, seed=K), torch.Generator().manual_seed(0)
     assert_equals_rule(with_bonus(batch), impl, device)
     options = {"greedy": torch.rand(12, generator=g) < 0.3, "seed": torch.arange(12)}

@@ -136,20 +136,20 @@ def test_bits(u, dtype, expected):
 def test_probabilities_by_hand():
     """Weights of 753.2 * 2**22 and half of that, where the temperature cancels the logarithm: two thirds, and a third.
 
-    Their sum has 33 bits, so the quotient is 2**60 // (4738801536 // 4 + 1) = 973175597, and the shares are
-    3159201024 * 973175597 >> 18 and half of that; the first gets the rest.
+    Their sum has 33 bits, so the quotient is 2**60 // (4738801152 // 4 + 1) = 973175676, and the shares are
+    3159200768 * 973175676 >> 18 and half of that; the first gets the rest.
     """
     scale = rule.LOG2E
-    assert [rule.weigh(x, 1.0) for x in (0.0, -1.0, -32.0, -33.0, -math.inf)] == [3159201024, 1579600512, 1, 0, 0]
-    assert rule.apportion(rule.ONE, [3159201024, 1579600512]) == rule.probabilities([5.0, 4.0], scale)
-    shares = [3159201024 * 973175597 >> 18, 1579600512 * 973175597 >> 18]
+    assert [rule.weigh(x, 1.0) for x in (0.0, -1.0, -32.0, -33.0, -math.inf)] == [3159200768, 1579600384, 1, 0, 0]
+    assert rule.apportion(rule.ONE, [3159200768, 1579600384]) == rule.probabilities([5.0, 4.0], scale)
+    shares = [3159200768 * 973175676 >> 18, 1579600384 * 973175676 >> 18]
     assert rule.probabilities([5.0, 4.0], scale) == [2**44 - shares[1], shares[1]]
     assert [3 * x / 2**44 for x in shares] == pytest.approx([2, 1], abs=1e-8)
 
 
 def test_probabilities_of_equal_logits():
-    """Each gets the same, rounded down, and the first what that leaves. With two, 2**60 // 1579600513 for 6318402048 in all."""
-    share = 3159201024 * (2**60 // (6318402048 // 4 + 1)) >> 18
+    """Each gets the same, rounded down, and the first what that leaves. With two, 2**60 // 1579600385 for 6318401536 in all."""
+    share = 3159200768 * (2**60 // (6318401536 // 4 + 1)) >> 18
     assert rule.probabilities([-7.0, -7.0], 1.0) == [2**44 - share, share]
     for n in (3, 100):
         first, *others = rule.probabilities([2.5] * n, 0.3)

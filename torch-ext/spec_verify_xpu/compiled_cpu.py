@@ -299,18 +299,24 @@ def maximum(block):
     return np.int32(best if best >= 0 else LOWEST - best).view(np.float32)
 
 
+@intrinsic
+def fused(typing, a, b, c):
+    """a * b + c, float32, rounded once."""
+    return types.float32(types.float32, types.float32, types.float32), lambda _, builder, __, values: builder.fma(*values)
+
+
 @njit
 def power(x, maximum, factor):
     """rule.power of x below a maximum, which is no less than -LARGEST: p and n + WHOLE."""
     t = (ZERO if x == maximum else x - maximum) * factor
     t = t if t > SMALLEST_POWER else SMALLEST_POWER  # NaN too
     r = t + WHOLE
-    f = t - (r - WHOLE)
-    p = f + C0
-    p = p * f + C1
-    p = p * f + C2
-    p = p * f + C3
-    return p * f + C4, r
+    g = t - (r - WHOLE) + ONE
+    p = g + C0
+    p = fused(p, g, C1)
+    p = fused(p, g, C2)
+    p = fused(p, g, C3)
+    return fused(p, g, C4), r
 
 
 @njit

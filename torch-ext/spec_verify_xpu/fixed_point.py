@@ -135,8 +135,8 @@ def power(x, maximum, scale):
     t = (x - maximum.clamp(min=torch.finfo(torch.float32).min)).mul_(scale)
     torch.nan_to_num_(t, nan=0.0, neginf=SMALLEST_POWER).clamp_(min=SMALLEST_POWER)
     n = (t + WHOLE).sub_(WHOLE)
-    f = t.sub_(n)
-    p = f + COEFFICIENTS[0]
-    for c in COEFFICIENTS[1:]:
-        p.mul_(f).add_(c)
+    g = t.sub_(n).add_(1)
+    p, g = g + COEFFICIENTS[0], g.mul_(2.0**24).long()
+    for c in COEFFICIENTS[1:]:  # a product and sum that are rounded once are integers of less than 2**57, made a float
+        p = p.mul_(2.0**22).long().mul_(g).add_(int(c * 2**46)).float().mul_(2.0**-46)
     return p, n

@@ -22,8 +22,8 @@ ACCEPT, SAMPLE, DRAW = range(3)  # what a seed's bits are for: verify's tests, v
 BLOCK = 1024  # logits whose weights are relative to their own maximum, so that a row is read once
 LOG2E = float.fromhex("0x1.715476p+0")  # a float32, as all that follow
 SMALLEST_POWER = -64.0  # less is no different: less than 2**-33 of the largest weight is 0
-# f**5 + C[0] * f**4 + .. + C[4] is 753.2122 * 2**f for f in [-1/2, 1/2], to 8e-8 of it.
-COEFFICIENTS = [float.fromhex(x) for x in ("0x1.d26a42p+2", "0x1.4e781cp+5", "0x1.69e004p+7", "0x1.050b1ap+9", "0x1.789b2ap+9")]
+# g**5 + C[0] * g**4 + .. + C[4] is 376.6061 * 2**g for g in [1/2, 3/2], to 8e-8 of it.
+COEFFICIENTS = [float.fromhex(x) for x in ("0x1.24d482p+1", "0x1.6a85f6p+4", "0x1.64f3b4p+6", "0x1.057c96p+8", "0x1.788ac6p+8")]
 ALMOST_HALF = 0.5 - 2.0**-25
 
 
@@ -99,9 +99,10 @@ def emit_sequence(tokens, accepted, next_token, pad=-1):
 def probabilities(logits, temperature):
     """softmax(logits / temperature) in integers that sum to 2**44: [V] floats, a temperature above 0 -> [V] ints.
 
-    Every operation on floats is one of float32, rounded once. NaN counts as -inf, +inf shares all mass with its equals, and a
-    row of -inf has no mass: zeros. Each block of 1,024 logits has weights relative to its own maximum; the blocks share 2**44
-    by their sums of weights and maxima, and the entries of a block its share. Integers, so sums have no order here either.
+    Every operation on floats is one of float32, rounded once, a product and sum together. NaN counts as -inf, +inf shares all
+    mass with its equals, and a row of -inf has no mass: zeros. Each block of 1,024 logits has weights relative to its own
+    maximum; the blocks share 2**44 by their sums of weights and maxima, and the entries of a block its share. Integers, so
+    sums have no order here either.
     """
     scale = float32(LOG2E / min(max(float32(temperature), 2.0**-60), 2.0**60))
     row = [x if x == x else -inf for x in logits]
@@ -137,13 +138,16 @@ def weigh(x, scale):
 
 
 def power(x, scale):
-    """753.2 * 2**(x * scale) for x <= 0, as (p, n) with the value p * 2**n: p a float32 in [512, 1100], n in [-64, 0]."""
+    """753.2 * 2**(x * scale) for x <= 0, as (p, n) with the value p * 2**n: p a float32 in [512, 1100], n in [-64, 0].
+
+    p * g + c is rounded once, as a fused product and sum is. A double holds it: g is a multiple of 2**-24, so it has 51 bits.
+    """
     t = max(float32(x * scale), SMALLEST_POWER)
     n = round(t)  # half to even, as adding and subtracting 1.5 * 2**23 does
-    f = t - n
-    p = float32(f + COEFFICIENTS[0])
+    g = float32(t - n + 1)
+    p = float32(g + COEFFICIENTS[0])
     for c in COEFFICIENTS[1:]:
-        p = float32(float32(p * f) + c)
+        p = float32(p * g + c)
     return p, n
 
 

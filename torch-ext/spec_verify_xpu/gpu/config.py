@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..rule import BLOCK, MAX_VOCABULARY
 
@@ -76,32 +77,60 @@ def variants(device_type, threads, vocabulary=None):
 
 @dataclass(frozen=True)
 class LogitsConfig:
-    limbs: bool  # rows are read without masks, and quotients of floats are not trusted
+    limbs: bool  # rows are read without masks
     most_blocks: int  # that a program of the first kernel weighs
+    most_pairs: int  # of blocks whose residual a program sums
+    segment: int  # entries of a pair that are read at once
     weigh_warps: int
     share_warps: int
     sum_warps: int
     draw_warps: int
     positions: int
     blocks: tuple  # how many of a row the second and fourth kernel take at once
-    waves: int = 4  # rows go in stages where their blocks would fill the device so many times
+    fills: float  # for calls whose blocks, with so many warps each, fill the device less often
+    in_stages: bool = False  # the rows behind a refused draft are left out
+
+    def tile(self, itemsize, aligned):
+        """(segment, how many of its entries a thread sums by itself): all, where that is left to the compiler."""
+        return self.segment, BLOCK if self.segment == BLOCK else 16 // itemsize if aligned else 1
 
 
-# A warp that owns a block of 1,024 logits needs no barrier for its maximum and sum.
-LOGITS_CUDA = LogitsConfig(False, 8, weigh_warps=1, share_warps=4, sum_warps=2, draw_warps=4, positions=32, blocks=(128, 512))
-LOGITS_XPU = LogitsConfig(True, 8, weigh_warps=8, share_warps=8, sum_warps=16, draw_warps=16, positions=16, blocks=(128, 512))
-LOGITS_INTERPRETER = LogitsConfig(False, 2, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512))
-LOGITS = {"cuda": LOGITS_CUDA, "xpu": LOGITS_XPU, "cpu": LOGITS_INTERPRETER}
+# A warp that owns a block of 1,024 logits needs no barrier for its maximum and sums, and has all its loads on the way at once.
+# Where blocks are few, more warps for each are sooner done. Where they are many a residual is summed by segments, for which
+# half the registers do, so that twice as many warps take turns.
+LOGITS_CUDA = LogitsConfig(
+    False, 3, 1, BLOCK, weigh_warps=1, share_warps=4, sum_warps=1, draw_warps=8, positions=32, blocks=(128, 512), fills=4
+)
+LOGITS_CUDA_FEW = replace(LOGITS_CUDA, weigh_warps=2, sum_warps=4, fills=3)
+LOGITS_CUDA_MANY = replace(LOGITS_CUDA, segment=256, fills=inf, in_stages=True)
+
+LOGITS_XPU = LogitsConfig(
+    True, 8, 8, BLOCK, weigh_warps=8, share_warps=8, sum_warps=16, draw_warps=16, positions=16, blocks=(128, 512), fills=4
+)
+LOGITS_XPU_MANY = replace(LOGITS_XPU, fills=inf, in_stages=True)
+
+LOGITS_INTERPRETER = LogitsConfig(False, 2, 2, BLOCK, 1, 1, 1, 1, positions=16, blocks=(4, 32, 512), fills=4)
+LOGITS_INTERPRETER_MANY = replace(LOGITS_INTERPRETER, segment=256, fills=inf, in_stages=True)
+
+# By device type, those for fewer blocks first.
+LOGITS = {
+    "cuda": (LOGITS_CUDA_FEW, LOGITS_CUDA, LOGITS_CUDA_MANY),
+    "xpu": (LOGITS_XPU, LOGITS_XPU_MANY),
+    "cpu": (LOGITS_INTERPRETER, LOGITS_INTERPRETER_MANY),
+}
 
 
-def logits_of(device_type, V):
-    """(configuration, how many blocks are taken at once) for rows of V logits at most."""
-    config = LOGITS[device_type]
-    return config, next(n for n in config.blocks if n * BLOCK >= V)
+def logits_of(device_type, rows, V, threads):
+    """(configuration, how many blocks of a row are taken at once) for so many rows of V logits at most."""
+    blocks = -(-V // BLOCK)
+    config = next(x for x in LOGITS[device_type] if rows * blocks * x.weigh_warps < x.fills * threads)
+    return config, next(n for n in config.blocks if n >= blocks)
 
 
 def logits_variants(device_type, vocabulary=None):
-    """All that calls from logits may take, as `variants`: in stages, whose kernels are those of calls without and more."""
-    config = replace(LOGITS[device_type], waves=0)
-    sizes = [logits_of(device_type, vocabulary)[1]] if vocabulary else config.blocks
-    return [(config, aligned, n) for n in sizes for aligned in {(vocabulary or 0) % 16 == 0, False}]
+    """All that calls from logits may take, as `variants`."""
+    found = []
+    for config in LOGITS[device_type]:
+        sizes = [n for n in config.blocks if n * BLOCK >= vocabulary][:1] if vocabulary else config.blocks
+        found += [(config, aligned, n) for n in sizes for aligned in {(vocabulary or 0) % 16 == 0, False}]
+    return found

@@ -56,7 +56,8 @@ def configure(call, aligned):
     """(configuration, how many sums are searched) for a call. aligned says whether rows may be read 16 bytes at once."""
     (B,), V, device = call.accepted.shape, call.target_probs.shape[-1], call.accepted.device
     if call.logits:
-        return logits_of(device.type, max(x.shape[-1] for x in rows_of(call)))
+        rows = B * sum(rows_of_logits(call)[1:])
+        return logits_of(device.type, rows, max(x.shape[-1] for x in rows_of(call)), device_facts(device).threads)
     rows = B * (call.max_drafts + 1) if call.all_greedy else B
     config = CONFIGURATIONS[device.type](rows, V, aligned, device_facts(device).threads)
     return config, config.capacity(V)
@@ -103,26 +104,22 @@ def plan_of_logits(call, aligned, config, capacity):
     on = device_facts(call.accepted.device)
     V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
     blocks = ceil_div(max(V, V_draft), BLOCK)
-    most = min(K, T)  # drafts of a sequence
-    draft_rows = 0 if call.draft_probs is None else most
-    target_rows = most + 1 if call.bonus_tokens is None else max(most, 1)  # a grid of 0 is refused by the driver
+    most, draft_rows, target_rows = rows_of_logits(call)
     sizes = T, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
     how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
-    rows = most + 1 + draft_rows
-    in_stages = B * rows * blocks * config.weigh_warps >= config.waves * on.threads
 
-    def blocks_of(rows, warps):
+    def blocks_of(rows, warps, most):
         """How many of so many rows a program takes, so that all of them fill the device."""
-        return max(1, min(config.most_blocks, B * rows * blocks * warps // on.threads))
+        return max(1, min(most, B * rows * blocks * warps // on.threads))
 
     def options(warps, more=on.locate_options):
         return {"num_warps": warps, **more, **on.exact}
 
     launches = []
-    for first, positions in stages(target_rows) if in_stages else [(0, target_rows)]:
+    for first, positions in stages(target_rows) if config.in_stages else [(0, target_rows)]:
         stage_rows = positions + max(min(positions, draft_rows - first), 0)
-        count = blocks_of(stage_rows, config.weigh_warps)
+        count = blocks_of(stage_rows, config.weigh_warps, config.most_blocks)
         launches += (
             Launch(
                 weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), stage_rows),
@@ -135,11 +132,12 @@ def plan_of_logits(call, aligned, config, capacity):
             ),
         )  # fmt: skip
     if call.draft_probs is not None:
-        pairs = blocks_of(1, config.sum_warps)
+        pairs = blocks_of(1, config.sum_warps, config.most_pairs)
+        itemsize = max(x.dtype.itemsize for x in rows_of(call))
         launches.append(
             Launch(
-                sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides), how,
-                options(config.sum_warps), (on.wait, on.release),
+                sum_residual, SUM_RESIDUAL, (B, ceil_div(blocks, pairs), 1), (most, *sizes, pairs, *strides),
+                (*how, *config.tile(itemsize, aligned)), options(config.sum_warps), (on.wait, on.release),
             )
         )  # fmt: skip
     launches.append(
@@ -149,8 +147,15 @@ def plan_of_logits(call, aligned, config, capacity):
         )
     )  # fmt: skip
     even = blocks + blocks % 2
-    rows *= B
+    rows = B * (most + 1 + draft_rows)
     return Plan(rows * (3 * even + 1) + B * (HEADER.value + even), 0, tuple(launches))
+
+
+def rows_of_logits(call):
+    """(most drafts of a sequence, rows of the draft that it may have, rows of the target)"""
+    most = min(call.max_drafts, call.draft_tokens.numel())
+    target_rows = most + 1 if call.bonus_tokens is None else max(most, 1)  # a grid of 0 is refused by the driver
+    return most, 0 if call.draft_probs is None else most, target_rows
 
 
 def stages(positions):

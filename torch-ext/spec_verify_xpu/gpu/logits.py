@@ -33,8 +33,11 @@ from .numbers import (
     LARGEST_WEIGHT,
     apportion_to_blocks,
     bits,
+    first_largest,
     give_rest,
+    is_largest,
     order,
+    quotient,
     random_bits,
     running_sum,
     scale,
@@ -52,14 +55,19 @@ LOW_32 = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def load_block(row, block, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
-    """Logits of a block of a row, -inf past its end: [1, BLOCK] float32."""
-    v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+def load_logits(row, v, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
+    """Logits v [n, m] of a row, -inf past its end: float32."""
     x, exists = load_entries(row, v, V, ALIGNED, LIMBS, float("-inf"))
     x = x.to(tl.float32)
     if LIMBS:
         x = tl.where(exists, x, float("-inf"))
     return x
+
+
+@triton.jit
+def load_block(row, block, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
+    """Logits of a block of a row: [1, BLOCK]."""
+    return load_logits(row, block * BLOCK + tl.arange(0, BLOCK)[None, :], V, ALIGNED, LIMBS)
 
 
 @triton.jit
@@ -118,20 +126,6 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
 
 
 @triton.jit
-def share_row(words, blocks, scale_by, LIMBS: tl.constexpr, CAPACITY: tl.constexpr):
-    """Give a row's blocks their shares, once all are summarized: writes them, and returns what facts_at takes."""
-    i = tl.arange(0, CAPACITY)
-    exists = i < blocks
-    maxima = tl.load(words + i, mask=exists, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
-    words += even(blocks)
-    sums = tl.load(words + i, mask=exists, other=0)
-    masses, factor, shift = apportion_to_blocks(maxima, sums, scale_by, LIMBS)
-    tl.store(words + i, masses, mask=exists)
-    tl.store(words + even(blocks) + i, shift << 32 | factor, mask=exists)
-    return maxima, masses, factor, shift
-
-
-@triton.jit
 def shares_of(x, m, mass, factor, shift, scale_by, LIMBS: tl.constexpr):
     """The probabilities of a block's logits x, from its maximum, its share, and what turns weights to shares."""
     w = weigh(x, m, scale_by)
@@ -139,16 +133,8 @@ def shares_of(x, m, mass, factor, shift, scale_by, LIMBS: tl.constexpr):
 
 
 @triton.jit
-def facts_at(block, maxima, masses, factor, shift, CAPACITY: tl.constexpr):
-    """What shares_of takes of a block, from what share_row returned."""
-    here = tl.arange(0, CAPACITY) == block
-    m = tl.max(tl.where(here, maxima, float("-inf")), 0)
-    return m, tl.sum(tl.where(here, masses, 0)), tl.sum(tl.where(here, factor, 0)), tl.sum(tl.where(here, shift, 0))
-
-
-@triton.jit
 def load_facts(words, block, blocks):
-    """What shares_of takes of a block, from what share_row wrote."""
+    """What shares_of takes of a block, from what share_rows wrote."""
     m = tl.load(words + block).to(tl.int32).to(tl.float32, bitcast=True)
     words += even(blocks) + block
     mass = tl.load(words)
@@ -220,6 +206,87 @@ def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl
         return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, factor, shift, scale_by, LIMBS), 0))
 
 
+@triton.jit
+def share_at(row, v, V, m, factor, shift, scale_by, LIMBS: tl.constexpr):
+    """The share of the entry v of a row, without what the block's shares leave; 0 past its end."""
+    x = tl.load(row + tl.minimum(v, V - 1)).to(tl.float32)
+    return share(weigh(tl.where(v < V, x, float("-inf")), m, scale_by), factor, shift, LIMBS)
+
+
+@triton.jit
+def along(x, LIMBS: tl.constexpr):
+    """Sums of rows [n, m], which are each of one thread; with limbs they are left for later: see total_of."""
+    if LIMBS:
+        return x
+    else:
+        return tl.sum(x, 1)[:, None]
+
+
+@triton.jit
+def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft, scale_by, ALIGNED: tl.constexpr,
+                    LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
+    """The sum of max(0, p - q) in a block, of which SEGMENT entries are read at once, WIDTH by a thread.
+
+    What shares leave changes one p and one q. The sums are made without it and the last put right, so that no entry waits for
+    them, nor is kept.
+    """
+    m, mass, factor, shift = load_facts(words, block, blocks)
+    draft_m, draft_mass, draft_factor, draft_shift = load_facts(draft_words, block, blocks)
+    entries = tl.arange(0, SEGMENT // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    ps = along(tl.zeros_like(entries).to(tl.int64), LIMBS)
+    qs = ps
+    residuals = ps
+    i = tl.zeros_like(entries) + LAST  # the first of the largest, that of the draft
+    j = i
+    for start in range(0, BLOCK, SEGMENT):
+        x = load_logits(target, block * BLOCK + start + entries, V, ALIGNED, LIMBS)
+        y = load_logits(draft, block * BLOCK + start + entries, V_draft, ALIGNED, LIMBS)
+        w = weigh(x, m, scale_by)
+        p = share(w, factor, shift, LIMBS)
+        i = tl.minimum(i, tl.where(is_largest(w), start + entries, LAST))
+        w = weigh(y, draft_m, scale_by)
+        q = share(w, draft_factor, draft_shift, LIMBS)
+        j = tl.minimum(j, tl.where(is_largest(w), start + entries, LAST))
+        ps += along(p, LIMBS)
+        qs += along(q, LIMBS)
+        residuals += along(tl.maximum(p - q, 0), LIMBS)
+    i = tl.min(i)
+    j = tl.min(j)
+    rest = mass - total_of(ps, LIMBS)
+    draft_rest = draft_mass - total_of(qs, LIMBS)
+    total = total_of(residuals, LIMBS)
+
+    largest = tl.full((), LARGEST_WEIGHT, tl.uint32)
+    at_i = block * BLOCK + (i & (BLOCK - 1))  # a place in the block also where there is none
+    at_j = block * BLOCK + (j & (BLOCK - 1))
+    more = share(largest, factor, shift, LIMBS)  # p - q, at i
+    more -= share_at(draft, at_i, V_draft, draft_m, draft_factor, draft_shift, scale_by, LIMBS)
+    less = share_at(target, at_j, V, m, factor, shift, scale_by, LIMBS)
+    less -= share(largest, draft_factor, draft_shift, LIMBS)
+    if i < BLOCK:
+        total += tl.maximum(more + rest - tl.where(i == j, draft_rest, 0), 0) - tl.maximum(more, 0)
+    if (j < BLOCK) & (i != j):
+        total += tl.maximum(less - draft_rest, 0) - tl.maximum(less, 0)
+    return total
+
+
+@triton.jit
+def row_of(b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b, stride_draft_k,
+           stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy):
+    """Of the i-th row of sequence b in a stage: where it is, its scratch, its length, whether it is, and is the target's.
+
+    Those of the target at so many positions from `position` on are the first, then come those of the draft.
+    """
+    is_target = i < positions
+    i += tl.where(is_target, position, position - positions)
+    row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+    row += i.to(tl.int64) * stride_target_k
+    draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
+    exists = tl.where(is_target, has_row(i, length, bonus_tokens), (i < length) & (is_greedy == 0))
+    words = words_of(scratch, tl.where(is_target, own, own_draft) + i, blocks)
+    return tl.where(is_target, row, draft_row), words, tl.where(is_target, V, V_draft), exists, is_target
+
+
 # As in kernels.py, one compiled kernel serves every shape.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
@@ -248,40 +315,57 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
         release()
     length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
                                 position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
-    if i < positions:
-        i += position
-        if has_row(i, length, bonus_tokens):
-            row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
-            row += i.to(tl.int64) * stride_target_k
-            words = words_of(scratch, own + i, blocks)
+    row, words, V, exists, is_target = row_of(
+        b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b, stride_draft_k,
+        stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy)
+    if exists:
+        if draft_probs is None:
             summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
-    elif draft_probs is not None:
-        i += position - positions
-        if i < length:
-            row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
-            words = words_of(scratch, own_draft + i, blocks)
-            summarize(draft_probs + row, words, first, count, blocks, V_draft, heat, is_greedy, ALIGNED, LIMBS)
+        elif draft_probs.dtype == target_probs.dtype:  # half as much code
+            rows = target_probs if is_target else draft_probs
+            summarize(rows + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+        elif is_target:
+            summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+        else:
+            summarize(draft_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
 
 
 @triton.jit
 def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
                    LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
-    """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax."""
+    """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax.
+
+    All that the token's own block tells alone is worked out before the kernel waits for what others have summarized.
+    """
     t = tl.where(is_known, token, 0).to(tl.int32)
     block = t // BLOCK
+    v = tl.arange(0, BLOCK)[None, :]
     x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
     scale_by = scale_of(T, LIMBS)
+    m = tl.max(x)
+    m = tl.where(m == m, m, float("-inf"))
+    w = weigh(x, m, scale_by)
+    own = tl.sum(tl.where(v == t % BLOCK, w, 0).to(tl.int32, bitcast=True)).to(tl.uint32, bitcast=True)
+    is_first = first_largest(w) == t % BLOCK
     if wait is not None:
         wait()
     if exists:
         if is_greedy:
             tl.store(chance, largest_of_row(words, blocks, even(blocks), CAPACITY))
         else:
-            maxima, masses, factor, shift = share_row(words, blocks, scale_by, LIMBS, CAPACITY)
-            m, mass, factor, shift = facts_at(block, maxima, masses, factor, shift, CAPACITY)
-            shares = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
-            v = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-            tl.store(chance, total_of(tl.where((v == t) & is_known, shares, 0), LIMBS))
+            i = tl.arange(0, CAPACITY)
+            maxima = tl.load(words + i, mask=i < blocks, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
+            sums = words + even(blocks)
+            weights = tl.load(sums + i, mask=i < blocks, other=0)
+            own_weights = tl.load(sums + block)
+            masses, mass = apportion_to_blocks(maxima, weights, m, own_weights, block, scale_by, LIMBS)
+            factor, shift = quotient(mass, own_weights, LIMBS)
+            p = share(own, factor, shift, LIMBS)
+            p += tl.where(is_first, mass - total_of(share(w, factor, shift, LIMBS), LIMBS), 0)
+            tl.store(chance, tl.where(is_known, p, 0))
+            factors, shifts = quotient(masses, weights, LIMBS)
+            tl.store(sums + i, masses, mask=i < blocks)
+            tl.store(sums + even(blocks) + i, shifts << 32 | factors, mask=i < blocks)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -299,35 +383,36 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
         release()
     length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
                                 position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
-    is_target = i < positions
-    i += tl.where(is_target, position, position - positions)
-    token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
-    chances = words_of(scratch, rows, blocks) + i
-    if is_target:
-        row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
-        row += i.to(tl.int64) * stride_target_k
-        if LIMBS:
-            row = tl.where(has_row(i, length, bonus_tokens), row, 0)  # loads have no mask, and past the last row is none
-        words = words_of(scratch, own + i, blocks)
-        is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
-        share_and_pick(target_probs + row, words, token, is_known, blocks, V, heat, is_greedy, chances + own,
-                       has_row(i, length, bonus_tokens), ALIGNED, LIMBS, CAPACITY, wait)
-    elif draft_probs is not None:
-        row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
-        if LIMBS:
-            row = tl.where(i < length, row, 0)
-        words = words_of(scratch, own_draft + i, blocks)
-        is_known = token.to(tl.uint64) < V_draft.to(tl.uint64)
-        exists = (i < length) & (is_greedy == 0)
-        share_and_pick(draft_probs + row, words, token, is_known, blocks, V_draft, heat, is_greedy, chances + own_draft,
-                       exists, ALIGNED, LIMBS, CAPACITY, wait)
+    row, words, size, exists, is_target = row_of(
+        b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b, stride_draft_k,
+        stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy)
+    place = i + tl.where(is_target, position, position - positions)
+    token = tl.load(draft_tokens + start + place, mask=place < length, other=-1)
+    is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < size)
+    chance = words_of(scratch, rows, blocks) + tl.where(is_target, own, own_draft) + place
+    if LIMBS:
+        row = tl.where(exists, row, 0)  # loads have no mask, and past the last row is none
+    if draft_probs is None:
+        share_and_pick(target_probs + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
+                       LIMBS, CAPACITY, wait)
+    elif draft_probs.dtype == target_probs.dtype:
+        rows = target_probs if is_target else draft_probs
+        share_and_pick(rows + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
+                       LIMBS, CAPACITY, wait)
+    elif is_target:
+        share_and_pick(target_probs + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
+                       LIMBS, CAPACITY, wait)
+    else:
+        share_and_pick(draft_probs + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
+                       LIMBS, CAPACITY, wait)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
                  bonus_tokens, temperature, scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k,
                  stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
-                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr, wait: tl.constexpr,
+                 release: tl.constexpr):
     """grid (B, ceil(blocks / count)): each program finds where drafts end, and sums `count` blocks of the row to draw from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
@@ -360,13 +445,9 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
             draft_words = words_of(scratch, own_draft + n, blocks)
             for block in range(first, last):
-                x = load_block(target_probs, block, V, ALIGNED, LIMBS)
-                y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                m, mass, factor, shift = load_facts(words, block, blocks)
-                p = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
-                m, mass, factor, shift = load_facts(draft_words, block, blocks)
-                q = shares_of(y, m, mass, factor, shift, scale_by, LIMBS)
-                tl.store(sums + block, total_of(tl.maximum(p - q, 0), LIMBS))
+                total = sum_of_residual(target_probs, draft_probs, words, draft_words, block, blocks, V, V_draft, scale_by,
+                                        ALIGNED, LIMBS, SEGMENT, WIDTH)
+                tl.store(sums + block, total)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

@@ -152,8 +152,8 @@ def power(x, scale_by):
     """753.2 * 2**(x * scale_by) for x <= 0, as p and a float32 r whose last bits are n + 22: the value is p * 2**n."""
     t = tl.maximum(x * scale_by, SMALLEST_POWER)  # of NaN too
     r = t + WHOLE
-    f = t - (r - WHOLE)
-    return ((((f + C0) * f + C1) * f + C2) * f + C3) * f + C4, r
+    g = t + (WHOLE + 1 - r)
+    return tl.fma(tl.fma(tl.fma(tl.fma(g + C0, g, C1), g, C2), g, C3), g, C4), r
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def quotient(total, mass, LIMBS: tl.constexpr):
     mass = tl.maximum(mass, 0x80000000)  # where there is any it is more
     dividend = total << (61 - size(total, LIMBS)).to(tl.int64)
     divisor = (mass >> (size(mass, LIMBS) - 31).to(tl.int64)) + 1
-    factor = divide(dividend, divisor.to(tl.uint32)) if LIMBS else dividend.to(tl.uint64) // divisor.to(tl.uint64)
+    factor = divide(dividend, divisor.to(tl.uint32))
     return factor.to(tl.int64), tl.minimum(30 + size(mass, LIMBS) - size(total, LIMBS), 63).to(tl.int64)
 
 
@@ -221,30 +221,39 @@ def running_sum(x, axis: tl.constexpr, LIMBS: tl.constexpr):
 
 
 @triton.jit
-def apportion_to_blocks(maxima, sums, scale_by, LIMBS: tl.constexpr):
-    """Of each block [n]: its share of 2**44, and the factor and shift by which its entries share that."""
+def mass_of(weights, maximum, top, scale_by, LIMBS: tl.constexpr):
+    """A block's mass, from the sum of its weights and the maxima of block and row."""
+    p, r = power(tl.where(maximum == top, 0.0, maximum - top), scale_by)
+    by = tl.minimum(10 - (r - WHOLE).to(tl.int32), 63)
+    return (weights >> 3) * (p * 16384.0).to(tl.int32 if LIMBS else tl.int64).to(tl.int64) >> by.to(tl.int64)
+
+
+@triton.jit
+def apportion_to_blocks(maxima, sums, maximum, weights, block, scale_by, LIMBS: tl.constexpr):
+    """What blocks [n] get of 2**44, and what one of them gets, of a maximum and a sum of weights.
+
+    That one's does not wait for being picked from all of them.
+    """
     top = tl.max(maxima, 0)
-    p, r = power(tl.where(maxima == top, 0.0, maxima - top), scale_by)
-    n = (r - WHOLE).to(tl.int32)
-    masses = (sums >> 3) * (p * 16384.0).to(tl.int32 if LIMBS else tl.int64).to(tl.int64)
-    masses >>= tl.minimum(10 - n, 63).to(tl.int64)
+    masses = mass_of(sums, maxima, top, scale_by, LIMBS)
     total = tl.sum(masses, 0)
-    factor, shift = quotient(total * 0 + 17592186044416, total, LIMBS)  # 2**44
-    shares = scale(masses << 10, tl.broadcast_to(factor << (53 - shift), masses.shape))
     i = tl.arange(0, maxima.shape[0])
-    first = tl.min(tl.where(masses == tl.max(masses, 0), i, 0x7FFFFFFF), 0)
+    first = 511 - (tl.max((masses << 9) + (511 - i), 0) & 511).to(tl.int32)  # of the largest, which is below 2**54
+    factor, shift = quotient(total * 0 + 17592186044416, total, LIMBS)  # 2**44
+    factor <<= 53 - shift
+    shares = scale(masses << 10, tl.broadcast_to(factor, masses.shape))
     left = tl.where(total > 0, 17592186044416 - total_of(shares, LIMBS), 0)
-    shares += tl.where(i == first, left, 0)
-    factor, shift = quotient(shares, sums, LIMBS)
-    return shares, factor, shift
+    share = scale(mass_of(weights, maximum, top, scale_by, LIMBS) << 10, factor)
+    return shares + tl.where(i == first, left, 0), share + tl.where(block == first, left, 0)
 
 
 @triton.jit
 def share(w, factor, shift, LIMBS: tl.constexpr):
     """What weights get by `quotient`'s factor, which has 31 bits: one product of 32 bits by 32."""
     if LIMBS:  # both halves are shifted by themselves
-        low = w * factor.to(tl.uint32)
-        high = tl.umulhi(w, tl.broadcast_to(factor.to(tl.uint32), w.shape))
+        factor = factor.to(tl.uint32) | (w & 0)  # of its shape
+        low = w * factor
+        high = tl.umulhi(w, factor)
         by = shift.to(tl.uint32) & 31
         is_less = shift < 32
         low = tl.where(is_less, low, high) >> by
@@ -256,8 +265,20 @@ def share(w, factor, shift, LIMBS: tl.constexpr):
 
 
 @triton.jit
+def is_largest(w):
+    """Whether a weight is that of its block's maximum."""
+    return w.to(tl.int32, bitcast=True) == LARGEST_WEIGHT - 4294967296  # 2**32
+
+
+@triton.jit
+def first_largest(w):
+    """Where the first of the largest weights [1, n] of a block is."""
+    i = tl.arange(0, w.shape[1])[None, :]
+    return tl.min(tl.where(is_largest(w), i, 0x7FFFFFFF))
+
+
+@triton.jit
 def give_rest(shares, w, mass, LIMBS: tl.constexpr):
     """shares [1, n] of a block whose weights are w, and to the first of the largest what is left of its mass."""
     i = tl.arange(0, shares.shape[1])[None, :]
-    first = tl.min(tl.where(w.to(tl.int64) == LARGEST_WEIGHT, i, 0x7FFFFFFF))
-    return shares + tl.where(i == first, mass - total_of(shares, LIMBS), 0)
+    return shares + tl.where(i == first_largest(w), mass - total_of(shares, LIMBS), 0)
