@@ -124,7 +124,7 @@ def compile_all(name):
     if target.backend == "cuda":
         from spec_verify_xpu.gpu.overlap import release, wait
 
-        options = {"sum_options": {"maxnreg": 32}, "locate_options": {"launch_pdl": True}}
+        options = {"sum_options": {"maxnreg": 32, "launch_pdl": True}, "locate_options": {"launch_pdl": True}}
         facts = {"keeps": True, "release": release, "wait": wait, **options}
         handles.is_called_as_known = note_calls(handles.is_called_as_known, called := {})
     facts = launch.DeviceFacts(**facts, exact=launch.EXACT)

@@ -503,7 +503,7 @@ def test_bit_length(device):
 
 
 @pytest.mark.parametrize("V, R", [(10, 2000), (1000, 200), (32000, 20), (151936, 6)], ids=lambda x: str(x))
-@pytest.mark.parametrize("scale, temperature", [(0, 1), (1, 1), (3, 0.7), (10, 1), (10, 3), (0.1, 0.05)])
+@pytest.mark.parametrize("scale, temperature", [(0, 1), (1, 1), (3, 0.7), (6, 1), (10, 1), (10, 3), (0.1, 0.05)])
 def test_as_near_to_the_true_softmax_as_torch(V, R, scale, temperature, device):
     """Mean total variation from a softmax in double precision: at most half as much again as torch's in single."""
     if device.type != "cpu":

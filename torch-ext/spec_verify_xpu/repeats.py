@@ -93,6 +93,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     in_one = not brings_out and result_dtype == torch.int64 and 0 < words + greedy_words <= MOST_SHARED
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
     whole, part, own, step, int64 = (2 * half + words + greedy_words,), (B,), (words + greedy_words,), (1,), torch.int64
+    to_next_token, to_scratch, to_greedy, greedy_offset = 8 * half, 16 * half, 16 * half + 8 * words, 8 * words
 
     def run(arguments):
         for x in absent(arguments):
@@ -112,7 +113,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
             scratch = empty(whole, step, int64)
             accepted, next_token = part_of(scratch, part, step, 0), part_of(scratch, part, step, half)
             at = scratch.data_ptr()
-            addresses += at, at + 8 * half, at + 16 * half, at + 16 * half + 8 * words
+            addresses += at, at + to_next_token, at + to_scratch, at + to_greedy
         else:
             if brings_out:
                 accepted, next_token = given[-2:]
@@ -121,7 +122,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
                 addresses += accepted.data_ptr(), next_token.data_ptr()
             scratch = empty(own, step, int64)
             at = scratch.data_ptr()
-            addresses += at, at + 8 * words
+            addresses += at, at + greedy_offset
         launch(addresses)
         if written.start:
             torch._C._increment_version(given[written])  # they were written behind torch's back

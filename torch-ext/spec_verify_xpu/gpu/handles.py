@@ -79,7 +79,7 @@ class KeptLaunches:
         numbers = struct.Struct("".join(f"{count}q16x" for count in counts))
         self.write_addresses = functools.partial(struct.Struct(f"{len(names)}Q").pack_into, self.values, 0)
         self.write_integers = functools.partial(numbers.pack_into, self.values, 8 * len(names))
-        self.written = None  # the grids and integers that were written last
+        self.written = self.stream = None  # the grids and integers, and the stream, that were written last
         self.device_index = device.index
         self.lock = threading.Lock()  # of the values, and of each launch's settings
         at = ctypes.addressof(self.values)
@@ -94,19 +94,19 @@ class KeptLaunches:
     def run(self, numbers, addresses):
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         with self.lock:
-            if numbers is not self.written:
-                self.write(*numbers)
-                self.written = numbers
+            if numbers is not self.written or stream != self.stream:
+                self.write(*numbers, stream)
+                self.written, self.stream = numbers, stream
             self.write_addresses(*addresses)
-            for settings, launch in self.launches:
-                settings.stream = stream
+            for _, launch in self.launches:
                 if error := launch():
                     self.again(launch, error)
 
-    def write(self, grids, integers):
+    def write(self, grids, integers, stream):
         self.write_integers(*integers)
         for (settings, _), grid in zip(self.launches, grids):
             settings.x, settings.y, settings.z = grid
+            settings.stream = stream
 
     def again(self, launch, error):
         """After an error: the thread may not have used the device yet."""

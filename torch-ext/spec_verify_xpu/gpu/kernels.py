@@ -278,12 +278,15 @@ UNSPECIALIZED = [
 def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
                bonus_tokens, scratch, bests, K, T, V_draft, V, chunks, stride_draft_b, stride_draft_k, stride_target_b,
                stride_target_k, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-               SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, MIXED: tl.constexpr, release: tl.constexpr):
+               SEGMENT: tl.constexpr, LIMBS: tl.constexpr, CHUNKS: tl.constexpr, MIXED: tl.constexpr, wait: tl.constexpr,
+               release: tl.constexpr):
     """grid (B, ceil(chunks / CHUNKS), 1): each program finds the refused position, and sums CHUNKS chunks of its row pair.
 
     Without randomness every sequence is greedy, and the third dimension may be as many as K + 1. `bests` is the scratch of
     greedy sequences, of each row that there is. MIXED says whether chunks take their sequences in orders of their own.
     """
+    if wait is not None:
+        wait()
     b = tl.program_id(0)
     c = tl.program_id(1)
     if MIXED:  # a processor gets every n-th program: not of few sequences, since some read two rows and some one

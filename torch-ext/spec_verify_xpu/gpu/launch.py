@@ -82,7 +82,7 @@ def plan(call, aligned, config, sums):
             config.segment(aligned), config.limbs, config.chunks, config.mixed,
         ),
         options={"num_warps": config.sum_warps, **on.sum_options},
-        overlap=(on.release,),
+        overlap=(on.wait, on.release),
     )  # fmt: skip
     locate_launch = Launch(
         locate, LOCATE, (B, 1, 1),
@@ -113,8 +113,8 @@ def plan_of_logits(call, aligned, config, capacity):
         """How many of so many rows a program takes, so that all of them fill the device."""
         return max(1, min(most, B * rows * blocks * warps // on.threads))
 
-    def options(warps, more=on.locate_options):
-        return {"num_warps": warps, **more, **on.exact}
+    def options(warps):
+        return {"num_warps": warps, **on.locate_options, **on.exact}
 
     launches = []
     for first, positions in stages(target_rows) if config.in_stages else [(0, target_rows)]:
@@ -124,7 +124,7 @@ def plan_of_logits(call, aligned, config, capacity):
             Launch(
                 weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), stage_rows),
                 (first, positions, most, *sizes, count, *strides), how,
-                options(config.weigh_warps, on.locate_options if first else {}), (on.wait, on.release),
+                options(config.weigh_warps), (on.wait, on.release),
             ),
             Launch(
                 share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides), (*how, capacity),
@@ -283,7 +283,7 @@ class DeviceFacts:
 
     threads: int = 4  # warps that fill it
     keeps: bool = False  # whether launches are kept by handles.py
-    release: Optional[Callable] = None  # what sum_chunks and locate call where launches overlap
+    release: Optional[Callable] = None  # what kernels call where launches overlap
     wait: Optional[Callable] = None
     sum_options: dict = field(default_factory=dict)
     locate_options: dict = field(default_factory=dict)
@@ -302,12 +302,14 @@ def device_facts(device):
     facts = {"exact": EXACT, "threads": 32 * torch.cuda.get_device_properties(device).multi_processor_count}
     if torch.version.hip is not None:
         return DeviceFacts(**facts)
-    facts.update(keeps=keeps_launches(device), sum_options={"maxnreg": 32})  # what a thread has of a full processor
+    overlapped = {}
     if torch.cuda.get_device_capability(device) >= (9, 0):
         from .overlap import release, wait  # programmatic dependent launch, from Hopper on
 
-        facts.update(release=release, wait=wait, locate_options={"launch_pdl": True})
-    return DeviceFacts(**facts)
+        facts.update(release=release, wait=wait)
+        overlapped = {"launch_pdl": True}
+    sum_options = {"maxnreg": 32, **overlapped}  # registers that a thread has of a full processor
+    return DeviceFacts(**facts, keeps=keeps_launches(device), sum_options=sum_options, locate_options=overlapped)
 
 
 EXACT = {"enable_fp_fusion": False}

@@ -271,8 +271,8 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
 
 
 @triton.jit
-def row_of(b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b, stride_draft_k,
-           stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy):
+def row_of(b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b,
+           stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy):
     """Of the i-th row of sequence b in a stage: where it is, its scratch, its length, whether it is, and is the target's.
 
     Those of the target at so many positions from `position` on are the first, then come those of the draft.
@@ -305,6 +305,9 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
 
     The rows are those of the target at so many positions from `position` on, then those of the draft.
     """
+    if wait is not None:  # noqa: SIM102 - known to the compiler, unlike the next
+        if position == 0:  # later ones wait for the stage before
+            wait()
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     i = tl.program_id(2)

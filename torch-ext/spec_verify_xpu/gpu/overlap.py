@@ -1,7 +1,7 @@
 """Hopper's overlapped launches: the second kernel starts while the first runs, and waits before it reads what that wrote.
 
-The first kernel never waits, so whatever ran before it has ended, and the second touches scratch only after its wait. A
-module of its own, which other backends never import: some fail on the mere names.
+The first kernel waits before all else, and releases the second later, so whatever ran before it has ended, and the second
+touches scratch only after its own wait. A module of its own, which other backends never import: some fail on the mere names.
 """
 
 import triton
