@@ -73,6 +73,19 @@ def test_function_equals_the_rule(has_logits, temperature, dtype, V):
         assert (sampled.tolist(), num_sampled.tolist()) == by_rule(x)
 
 
+@pytest.mark.parametrize("counts", [RAGGED, [STEPS] * 2, [1]])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_one_launch_arranges_what_torch_does(counts, dtype, device):
+    kernel = pytest.importorskip("spec_verify_engines.vllm_v2_kernel")
+    x = step(counts, temperature=(0.0, 0.7, 1.3))
+    x.update({name: x[name].to(dtype) for name in ("draft_sampled", "cu_num_logits", "pos", "idx_mapping")})
+    x["draft_sampled"][-1] = -1
+    inputs = [x[name].to(device) for name in kernel.INPUTS]
+    by_launch, by_torch = kernel.by_triton(*inputs, STEPS), vllm_v2.by_torch(*inputs, STEPS)
+    assert [x.tolist() for x in by_launch] == [x.tolist() for x in by_torch]
+    assert all(x.is_contiguous() for x in by_launch)
+
+
 @pytest.mark.parametrize("vocabularies", [(11, 8), (8, 11)])
 def test_vocabularies_of_different_size(vocabularies):
     """vLLM leaves out what only one of them has: the rows that pad it."""
