@@ -112,6 +112,10 @@ def serve_logits(batch):
     sv.verify_logits_varlen(*ragged, seed=1, emitted=emitted, impl="triton")
     without_last_rows = *ragged[:2], ragged[1], ends, 3
     sv.verify_logits_varlen(*without_last_rows, seed=1, bonus_tokens=bonus_tokens, emitted=emitted, impl="triton")
+    slots, own = torch.zeros(2, dtype=torch.int64), {"draft_temperature": temperature}
+    sv.verify_logits(tokens, draft, target, seed=1, draft_slots=slots.int(), impl="triton")
+    sv.verify_logits(tokens, draft.half(), target, seed=1, temperature=temperature.clone(), **own, impl="triton")
+    sv.verify_logits_varlen(ragged[0], draft, *ragged[2:], seed=1, draft_slots=slots, **own, emitted=emitted, impl="triton")
     sv.sample_logits(target, seed=1, temperature=0.5, impl="triton")
 
 
