@@ -20,7 +20,8 @@ def in_place_of(original):
         """Any option that is set is another rule, and left to vLLM. So is a step without drafts."""
         arguments += tuple([options.pop(name) for name in required[len(arguments) :]])
         inputs, more = arguments[: len(required)], arguments[len(required) :]
-        rows, R, K = inputs[0].shape[0], inputs[5].shape[0], inputs[-1]
+        target_logits, _, _, _, _, idx_mapping, *_, K = inputs
+        rows, R = target_logits.shape[0], idx_mapping.shape[0]
         if rows == R or any(is_set(name, x, usual) for name, x in (*zip(usual, more), *options.items())):
             return original(*arguments, **options)
         sampled, num_sampled = verify(*inputs)
@@ -82,19 +83,19 @@ def verify(
     idx_mapping
         The index of each request's state [R].
     expanded_idx_mapping, expanded_local_pos
-        The same for each row, and its number among its request's rows [N].
+        The same for each row, and its number among its request's rows [N]. They are not read: the others say as much.
     temperature, seed
         [S], float32 and int64, by index of state. A request of temperature 0 is greedy.
     """
     (R,), device, K = idx_mapping.shape, target_logits.device, num_speculative_steps
     of_requests = cu_num_logits, pos, idx_mapping, temperature, seed
-    draft_tokens, cu_drafts, seeds, offsets, temperatures, _ = preparation(device.type)(draft_sampled, *of_requests, K)
-    if draft_logits is not None:
-        V = min(target_logits.shape[-1], draft_logits.shape[-1])
-        target_logits = target_logits[:, :V]
-        row = rows_of_drafts(cu_drafts, len(draft_tokens))  # other requests' drafts stand between them, so they are copied
-        at = expanded_idx_mapping[row].long() * draft_logits.shape[1] + expanded_local_pos[row]
-        draft_logits = draft_logits.flatten(0, 1).index_select(0, at)[:, :V] / temperature[expanded_idx_mapping[row]][:, None]
+    draft_tokens, cu_drafts, seeds, offsets, temperatures, of_draft = preparation(device.type)(draft_sampled, *of_requests, K)
+    if draft_logits is None:
+        slots = of_draft = None
+    else:
+        slots, V, V_draft = idx_mapping, target_logits.shape[-1], draft_logits.shape[-1]
+        if V != V_draft:
+            target_logits, draft_logits = target_logits[:, :V_draft], draft_logits[:, :, :V]
     sampled = torch.empty(R, K + 1, dtype=torch.int64, device=device)
     accepted, _ = sv.verify_logits_varlen(
         draft_tokens,
@@ -103,18 +104,20 @@ def verify(
         cu_drafts,
         K,
         temperature=temperatures,
+        draft_temperature=of_draft,
+        draft_slots=slots,
         seed=seeds,
         offset=offsets,
         dtype=torch.int32,
         emitted=sampled,
         impl="eager" if device.type == "cpu" else "triton",  # see vllm.py
     )
-    return sampled, accepted.add_(1)
+    return sampled, accepted.add_(1)  # in place, which saves an allocation: it is ours alone
 
 
 @functools.lru_cache(None)
 def preparation(device_type):
-    """by_torch, or what does the same at once. Triton need not be there on the CPU, and has no use for what has no contents."""
+    """by_torch, or what does the same in one launch on GPUs. On the CPU Triton need not be installed."""
     if device_type in ("cpu", "meta"):
         return by_torch
     from .vllm_v2_kernel import by_triton
@@ -123,19 +126,15 @@ def preparation(device_type):
 
 
 def by_torch(draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed, K):
-    """What verify_logits_varlen takes of R requests with at most K drafts each, T in all, of which the arguments are verify's.
+    """From arguments of verify what verify_logits_varlen takes beside logits, of R requests with T drafts, at most K each.
 
-    draft_tokens [T]; cu_drafts [R + 1]; seed [R]; offset [R], another one in each step; temperature [R], which logits that were
-    divided by theirs have: 1, or 0 for greedy requests; and draft_temperature [R].
+    draft_tokens [T]; cu_drafts [R + 1]; seed [R]; offset [R], another one in each step; temperature [R], that of logits which
+    were divided already: 1, or 0 for greedy requests; and draft_temperature [R].
     """
     (N,), (R,) = draft_sampled.shape, idx_mapping.shape
     cu_drafts = cu_num_logits - torch.arange(R + 1, dtype=cu_num_logits.dtype, device=cu_num_logits.device)
-    draft_tokens = draft_sampled[rows_of_drafts(cu_drafts, N - R) + 1]
+    draft = torch.arange(N - R, dtype=cu_drafts.dtype, device=cu_drafts.device)
+    first_rows = 1 + torch.searchsorted(cu_drafts[1:-1], draft, right=True)  # how many requests' before each draft
     of_draft = temperature[idx_mapping]
-    return draft_tokens, cu_drafts, seed[idx_mapping], pos[cu_num_logits[:-1]], (of_draft != 0).float(), of_draft
-
-
-def rows_of_drafts(cu_drafts, T):
-    """On which row each of T drafts is tested [T]: it stands in the one after."""
-    draft = torch.arange(T, dtype=cu_drafts.dtype, device=cu_drafts.device)
-    return draft + torch.searchsorted(cu_drafts[1:-1], draft, right=True)
+    randomness = seed[idx_mapping].long(), pos[cu_num_logits[:-1]].long()
+    return draft_sampled[draft + first_rows], cu_drafts, *randomness, (of_draft != 0).float(), of_draft.float()
