@@ -28,6 +28,7 @@ TARGETS = {
 
 
 KERNELS = ("sum_chunks", "locate", "write_tokens", "weigh_blocks", "share_rows", "sum_residual", "draw")
+KERNELS_OF_ENGINES = ("arrange",)
 
 
 class NoDevice(DriverBase):
@@ -111,7 +112,21 @@ def serve_logits(batch):
     sv.verify_logits_varlen(*ragged, seed=1, emitted=emitted, impl="triton")
     without_last_rows = *ragged[:2], ragged[1], ends, 3
     sv.verify_logits_varlen(*without_last_rows, seed=1, bonus_tokens=bonus_tokens, emitted=emitted, impl="triton")
+    slots, own = torch.zeros(2, dtype=torch.int64), {"draft_temperature": temperature}
+    sv.verify_logits(tokens, draft, target, seed=1, draft_slots=slots.int(), impl="triton")
+    sv.verify_logits(tokens, draft.half(), target, seed=1, temperature=temperature.clone(), **own, impl="triton")
+    sv.verify_logits_varlen(ragged[0], draft, *ragged[2:], seed=1, draft_slots=slots, **own, emitted=emitted, impl="triton")
     sv.sample_logits(target, seed=1, temperature=0.5, impl="triton")
+
+
+def serve_vllm(compiled):
+    """What its V2 runner brings, of two requests with three drafts."""
+    from spec_verify_engines import vllm_v2_kernel  # which is not installed where Intel's tests run
+
+    vllm_v2_kernel.arrange = CompileOnly(vllm_v2_kernel.arrange, compiled)
+    tokens, states = (torch.zeros(n, dtype=torch.int32) for n in (8, 2))
+    cu_num_logits = torch.tensor([0, 4, 8], dtype=torch.int32)
+    vllm_v2_kernel.by_triton(tokens, cu_num_logits, tokens.long(), states, states.float(), states.long(), 3)
 
 
 def compile_all(name):
@@ -140,6 +155,7 @@ def compile_all(name):
     for setting, V in itertools.product((*config.LOGITS["cuda"], *config.LOGITS["xpu"]), (128, 129)):
         config.LOGITS["cpu"] = (dataclasses.replace(setting, fills=math.inf),)
         serve_logits(random_batch(2, 3, V))
+    serve_vllm(compiled)
     for kernel in {kernel.hash: kernel for kernel in compiled}.values():
         text = kernel.asm[language]
         counts = {name: len(re.findall(pattern, text)) for name, pattern in forbidden.items()}

@@ -298,7 +298,7 @@ def test_triton_never_falls_back(monkeypatch):
 
 def test_the_operator_refuses_an_unknown_implementation():
     inputs, results = [good()[name] for name in NAMES], [torch.empty(B, dtype=torch.int64) for _ in range(2)]
-    options = None, None, SAMPLE, None, None, K, None, None, False, None, 1.0, None
+    options = None, None, SAMPLE, None, None, K, None, None, False, None, 1.0, None, None, None
     with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
         sv.ops.ops.verify(*inputs, *options, *results, "nonsense")
 

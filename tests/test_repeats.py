@@ -202,7 +202,7 @@ def test_batches_without_anything_to_launch_are_not_kept(B, T, monkeypatch):
     monkeypatch.setattr(launch, "device_facts", lambda _: launch.DeviceFacts(keeps=True))
     ends, numbers = torch.arange(B + 1) * (T // 2), torch.arange(B)
     rows = torch.zeros(T, dtype=torch.int64), torch.rand(T, 16), torch.rand(T + B, 16)
-    inputs = *rows, None, None, numbers, numbers + 1, None, ends, None, None, None
+    inputs = *rows, None, None, numbers, numbers + 1, None, ends, None, None, None, None, None
     call = sv.api.ragged_call(inputs, False, 1.0, 2, None, torch.int64, None, None, "eager")
     assert bool(launch.kept(call)) == (B * T > 0)
 

@@ -41,6 +41,10 @@ def step(counts, vocabularies=(11, 11), temperature=(0.7, 1.0), has_logits=True,
     }
 
 
+def on(device, x):
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in x.items()}
+
+
 def by_rule(x):
     """The same, request after request, by rule.py: lists of rows and of their lengths."""
     sampled, num_sampled = [], []
@@ -49,8 +53,9 @@ def by_rule(x):
         rows = slice(*x["cu_num_logits"][r : r + 2].tolist())
         drafts, target = x["draft_sampled"][rows][1:], x["target_logits"][rows, :V]
         T, n = x["temperature"][state], len(drafts)
-        draft = None if x["draft_logits"] is None else (x["draft_logits"][state, :n, :V] / T)[None]
-        options = {"seed": x["seed"][state].item(), "offset": x["pos"][rows][0].item(), "greedy": [T == 0], "temperature": 1.0}
+        draft = None if x["draft_logits"] is None else x["draft_logits"][state, :n, :V][None]
+        options = {"seed": x["seed"][state].item(), "offset": x["pos"][rows][0].item(), "greedy": [T == 0]}
+        options.update(temperature=1.0, draft_temperature=[T])
         (accepted,), (token,) = rule.verify(drafts[None], draft, target[None], **options)
         row = rule.emit_sequence(drafts.tolist(), accepted, token)
         sampled.append(row + [-1] * (STEPS - n))
@@ -62,22 +67,35 @@ def by_rule(x):
 @pytest.mark.parametrize("temperature", [(0.7, 1.0), (0.0, 0.7, 1.3)], ids=["random", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # bfloat16 where no request has its logits processed
 @pytest.mark.parametrize("V", [11, 1100])  # below and above one block of the softmax
-def test_function_equals_the_rule(has_logits, temperature, dtype, V):
+def test_function_equals_the_rule(has_logits, temperature, dtype, V, device):
     """Ragged, with placeholders at the end of the longest draft, and where all requests have all drafts."""
     for counts in (RAGGED, [STEPS] * 2):
         x = step(counts, (V, V), temperature, has_logits, dtype)
         if counts is RAGGED:
             x["draft_sampled"][11:13] = -1  # of the rows 7 to 12
-        sampled, num_sampled = vllm_v2.verify(**x)
+        sampled, num_sampled = vllm_v2.verify(**on(device, x))
         assert sampled.dtype == torch.int64 and num_sampled.dtype == torch.int32
         assert (sampled.tolist(), num_sampled.tolist()) == by_rule(x)
 
 
+@pytest.mark.parametrize("counts", [RAGGED, [STEPS] * 2, [1]])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_one_launch_arranges_what_torch_does(counts, dtype, device):
+    kernel = pytest.importorskip("spec_verify_engines.vllm_v2_kernel")
+    x = step(counts, temperature=(0.0, 0.7, 1.3))
+    x.update({name: x[name].to(dtype) for name in kernel.INPUTS if not x[name].is_floating_point() and name != "seed"})
+    x["draft_sampled"][-1] = -1
+    inputs = [x[name].to(device) for name in kernel.INPUTS]
+    by_launch, by_torch = kernel.by_triton(*inputs, STEPS), vllm_v2.by_torch(*inputs, STEPS)
+    assert [x.tolist() for x in by_launch] == [x.tolist() for x in by_torch]
+    assert all(x.is_contiguous() for x in by_launch)
+
+
 @pytest.mark.parametrize("vocabularies", [(11, 8), (8, 11)])
-def test_vocabularies_of_different_size(vocabularies):
+def test_vocabularies_of_different_size(vocabularies, device):
     """vLLM leaves out what only one of them has: the rows that pad it."""
     x = step(RAGGED, vocabularies)
-    sampled, num_sampled = vllm_v2.verify(**x)
+    sampled, num_sampled = vllm_v2.verify(**on(device, x))
     assert (sampled.tolist(), num_sampled.tolist()) == by_rule(x)
     assert sampled.max() < min(vocabularies)
 
@@ -175,8 +193,7 @@ def test_options_by_position():
 @pytest.mark.parametrize("has_logits", [True, False])
 def test_nothing_waits_for_the_device(has_logits):
     """With tensors on the meta device, which have no contents: to read one on the host is an error."""
-    x = step(RAGGED, has_logits=has_logits)
-    x = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in x.items()}
+    x = on("meta", step(RAGGED, has_logits=has_logits))
     sampled, num_sampled = vllm_v2.in_place_of(vllm_draws)(*x.values())
     assert sampled.shape == (7, STEPS + 1) and num_sampled.shape == (7,)
 

@@ -130,7 +130,7 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, bonus_tokens, None)
+    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, bonus_tokens, None, None, None)
     inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
     return run(dense_call, inputs, emitted, out, (dtype, impl, None, False, 1.0), generator)
 
@@ -194,7 +194,7 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, bonus_tokens, None)
+    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, bonus_tokens, None, None, None)
     inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
     return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, False, 1.0), generator)
 
@@ -207,6 +207,8 @@ def verify_logits(
     uniform_sample: Optional[torch.Tensor] = None,
     *,
     temperature: Union[float, torch.Tensor, None] = None,
+    draft_temperature: Union[float, torch.Tensor, None] = None,
+    draft_slots: Optional[torch.Tensor] = None,
     lengths: Optional[torch.Tensor] = None,
     greedy: Optional[torch.Tensor] = None,
     bonus_tokens: Optional[torch.Tensor] = None,
@@ -234,6 +236,13 @@ def verify_logits(
     temperature
         What logits of draft and target are divided by: a number, or a float32 tensor of shape ``[B]``, taken into
         ``[2**-60, 2**60]``. 0 verifies as `verify_greedy` does; of a tensor, so does all that is not above 0. None: 1.
+    draft_temperature
+        What the draft's logits are divided by in its place, given likewise. Which sequences are greedy it does not say: what is
+        not above 0 counts as 2**-60. A number is made a tensor in the call. None: temperature.
+    draft_slots
+        Where each sequence's rows are in draft_logits that are kept by request: those of sequence b are the first of slot
+        ``draft_slots[b]``. Shape ``[B]``, int64 or int32, clamped to ``[0, S - 1]``. draft_logits is then ``[S, D, V_draft]``,
+        with S at least 1 and D at least K. None: they are in the order of the batch.
 
     Examples
     --------
@@ -245,8 +254,9 @@ def verify_logits(
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
     temperature, one_temperature = number_of(temperature)
-    rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, bonus_tokens, temperature)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, bonus_tokens)
+    more = temperature, draft_slots, draft_temperature
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *more
     return run(dense_call, inputs, emitted, out, (dtype, impl, None, True, one_temperature), generator)
 
 
@@ -260,6 +270,8 @@ def verify_logits_varlen(
     uniform_sample: Optional[torch.Tensor] = None,
     *,
     temperature: Union[float, torch.Tensor, None] = None,
+    draft_temperature: Union[float, torch.Tensor, None] = None,
+    draft_slots: Optional[torch.Tensor] = None,
     greedy: Optional[torch.Tensor] = None,
     bonus_tokens: Optional[torch.Tensor] = None,
     seed: Union[int, torch.Tensor, None] = None,
@@ -275,7 +287,7 @@ def verify_logits_varlen(
     Parameters
     ----------
     draft_logits
-        Shape ``[T, V_draft]``, or None.
+        Shape ``[T, V_draft]``, or None. With draft_slots ``[S, D, V_draft]``, with D at least max_drafts, or T.
     target_logits
         Shape ``[T + B, V]``.
 
@@ -288,8 +300,9 @@ def verify_logits_varlen(
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
     """
     temperature, one_temperature = number_of(temperature)
-    rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, bonus_tokens, temperature)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
+    rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, bonus_tokens)
+    more = temperature, draft_slots, draft_temperature
+    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *more
     return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, True, one_temperature), generator)
 
 
@@ -327,7 +340,7 @@ def verify_greedy(
     result = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
-    options = lengths, None, K, None, None, False, None, 1.0, emitted
+    options = lengths, None, K, None, None, False, None, 1.0, None, None, emitted
     ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, *options, *result, impl)
     return VerifyResult(*result)
 
@@ -426,7 +439,7 @@ def sample_rows(name, rows, uniform, logits, temperature, seed, offset, generato
     # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
     inputs = no_drafts, None, rows.reshape(R, 1, rows.shape[-1]), *columns, seed, offset, DRAW, None, None, 0, None, None
-    ops.verify(*inputs, logits, temperature, one_temperature, None, accepted, tokens.view(R), impl)
+    ops.verify(*inputs, logits, temperature, one_temperature, None, None, None, accepted, tokens.view(R), impl)
     return tokens
 
 
@@ -490,6 +503,8 @@ def warmup(
     emitted: Optional[torch.dtype] = None,
     logits: bool = False,
     temperature: bool = False,
+    draft_temperature: bool = False,
+    draft_slots: Optional[torch.dtype] = None,
     dtype: torch.dtype = torch.int64,
     vocabulary: Optional[int] = None,
     impl: str = "auto",
@@ -510,9 +525,9 @@ def warmup(
         Whether calls bring seeds in place of uniforms.
     cu_drafts
         Its dtype for calls of `verify_varlen`, None for those of `verify`.
-    logits, temperature
+    logits, temperature, draft_temperature
         Whether calls are those of `verify_logits`, whose rows have the dtypes draft_probs and target_probs; and whether they
-        bring temperatures.
+        bring temperatures, those of all rows as tensors, the draft's own as tensors or numbers.
     vocabulary
         V, where it is known: what other vocabularies need is left out. None: any.
 
@@ -539,7 +554,7 @@ def warmup(
     numbers = torch.int64 if seed else None
     inputs = (
         tensor(draft_tokens, *drafts),
-        tensor(draft_probs, *drafts, 16),  # as many entries as are read at once
+        tensor(draft_probs, *((1, 3) if draft_slots else drafts), 16),  # as many entries as are read at once
         tensor(target_probs, *(drafts if bonus_tokens else rows), 16),
         tensor(chance, *drafts),
         tensor(chance, *rows),
@@ -550,6 +565,8 @@ def warmup(
         tensor(torch.bool if greedy else None, 1),
         tensor(bonus_tokens, 1),
         tensor(torch.float32 if temperature else None, 1),
+        tensor(draft_slots, 1),
+        tensor(torch.float32 if draft_temperature else None, 1),
     )
     more = None, dtype, None, tensor(emitted, 1, 4), impl
     call = ragged_call(inputs, logits, 1.0, 3, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
@@ -583,16 +600,17 @@ def run(call_of_inputs, inputs, emitted, out, options, generator):
 
 def dense_call(inputs, logits, one_temperature, _, *options):
     """The call of dense inputs, validated."""
-    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, lengths, _, _, bonus_tokens, _ = inputs
+    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, lengths, _, _, bonus_tokens, _, slots, _ = inputs
     names = LOGITS if logits else ROWS
-    B, K = validate_dense(draft_tokens, draft, target, lengths, names, bonus_tokens=bonus_tokens)
+    B, K = validate_dense(draft_tokens, draft, target, lengths, names, bonus_tokens=bonus_tokens, draft_slots=slots)
     return call_of(inputs, dense_uniforms(uniform_accept, uniform_sample, B, K), B, K, logits, one_temperature, *options)
 
 
 def ragged_call(inputs, logits, one_temperature, max_drafts, *options):
     """Likewise, of ragged ones."""
-    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, _, cu_drafts, _, bonus_tokens, _ = inputs
-    T, B = validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, LOGITS if logits else ROWS, bonus_tokens)
+    draft_tokens, draft, target, uniform_accept, uniform_sample, _, _, _, cu_drafts, _, bonus_tokens, _, slots, _ = inputs
+    names = LOGITS if logits else ROWS
+    T, B = validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names, bonus_tokens, slots)
     uniforms = {
         "uniform_accept": (uniform_accept, (T,), "[T]"),
         "uniform_sample": (uniform_sample, (T + B,), "[T + B]"),
@@ -602,15 +620,28 @@ def ragged_call(inputs, logits, one_temperature, max_drafts, *options):
 
 def call_of(inputs, uniforms, B, K, logits, one_temperature, generator, dtype, out, emitted, impl):
     """The call of inputs whose rows are validated, with what else they say, and the outputs."""
-    draft_tokens, draft, target, _, _, seed, offset, lengths, cu_drafts, greedy, bonus_tokens, temperature = inputs
+    draft_tokens, draft, target, _, _, seed, offset, *counts, temperature, draft_slots, draft_temperature = inputs
+    lengths, cu_drafts, greedy, bonus_tokens = counts
     randomness = randomness_of(uniforms, seed, offset, generator, (B,), "[B]", target.device)
     validate_mask(greedy, B, target.device)
     validate_bonus_tokens(bonus_tokens, B, target.device)
     validate_temperature(temperature, one_temperature, (B,), "[B]", target.device)
+    draft_temperature = draft_temperature_of(draft_temperature, draft, B, target.device)
     accepted, next_token = result_of(out, emitted, dtype, B, K, target.device)
     require_implementation(impl)
-    options = lengths, cu_drafts, K, greedy, bonus_tokens, logits, temperature, one_temperature
+    options = lengths, cu_drafts, K, greedy, bonus_tokens, logits, temperature, one_temperature, draft_slots, draft_temperature
     return Call(draft_tokens, draft, target, *randomness, SAMPLE, *options, emitted, accepted, next_token)
+
+
+def draft_temperature_of(temperature, draft, B, device):
+    """A tensor [B] of what is given as the draft's own temperature, or None."""
+    if temperature is None:
+        return None
+    if draft is None:
+        raise ValueError(f"draft_temperature: expected None without draft_logits, got {type(temperature).__name__}")
+    temperature, number = number_of(temperature)
+    validate_temperature(temperature, number, (B,), "[B]", device, "draft_temperature")
+    return torch.full((B,), number, dtype=torch.float32, device=device) if temperature is None else temperature
 
 
 def dense_uniforms(uniform_accept, uniform_sample, B, K):

@@ -421,7 +421,8 @@ def residual(target, draft, V, V_draft, block, memory):
 
 
 @njit
-def verify_sequence_logits(length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, factor, memory, buffer):
+def verify_sequence_logits(length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, draft_factor, factor,
+                           memory, buffer):  # fmt: skip
     """rule.verify_sequence of the first `length` drafts, of logits that are to be multiplied by a factor."""
     target_parts, draft_parts, sums, maxima, p, q = memory
     n, rejected = 0, NOTHING
@@ -434,7 +435,7 @@ def verify_sequence_logits(length, tokens, draft, target, accept, sample, bonus,
         if not 0 <= token < V_draft:
             break
         drafted = (token, ONE_HOT) if draft[1] == NUMBER else at(draft, n)
-        weigh_row(drafted, V_draft, factor, draft_parts, maxima, buffer)
+        weigh_row(drafted, V_draft, draft_factor, draft_parts, maxima, buffer)
         block, i = token // rule.BLOCK, token % rule.BLOCK
         p_token = spread(row, V, target_parts, block, p)[i] if token < V else 0
         if scale(load_bits(accept, n, ACCEPT), spread(drafted, V_draft, draft_parts, block, q)[i]) >= p_token:
@@ -512,6 +513,13 @@ def temperature_fields(temperature, b):
 
 
 @njit
+def factor_of(fields):
+    """What logits are multiplied by. A temperature that is not above 0, NaN too, counts as the coldest."""
+    temperature = np.int32(fields).view(np.float32)
+    return LOG2E / min(temperature if temperature > COLDEST else COLDEST, HOTTEST)
+
+
+@njit
 def span(lengths, cu_drafts, b, T, K):
     """Where sequence b's drafts start, and how many count."""
     if cu_drafts[1] == NUMBER:
@@ -531,9 +539,9 @@ def compiled(function):
 
 
 @compiled
-def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_tokens, draft_probs, target_probs,
+def verify_sequences(first, last, T, K, S, V_draft, V, purpose, logits, draft_tokens, draft_probs, target_probs,
                      uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
-                     temperature, emitted, accepted, next_token):  # fmt: skip
+                     temperature, draft_slots, draft_temperature, emitted, accepted, next_token):  # fmt: skip
     """Verify sequences [first, last)."""
     sums = np.empty((V + BLOCK - 1) // BLOCK, np.int64)
     memory = np.empty(rule.BLOCK, np.float32)  # a block of logits, or one of each row
@@ -549,11 +557,15 @@ def verify_sequences(first, last, T, K, V_draft, V, purpose, logits, draft_token
             accept, sample = of(uniform_accept, b, start), of(uniform_sample, b, start)
             if seed[1] != NUMBER:
                 accept = sample = number(seed, b), SEED, number(offset, b)
-            draft = of(draft_probs, b, start)
+            if draft_slots[1] == NUMBER:
+                draft = of(draft_probs, b, start)
+            else:
+                draft = of(draft_probs, min(max(number(draft_slots, b), 0), S - 1))
             if logits:
-                factor = LOG2E / min(max(np.int32(fields).view(np.float32), COLDEST), HOTTEST)
+                draft_fields = fields if draft_temperature[1] == NUMBER else temperature_fields(draft_temperature, b)
+                factors = factor_of(draft_fields), factor_of(fields)
                 n, token = verify_sequence_logits(
-                    length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, factor, parts, buffers[0]
+                    length, tokens, draft, target, accept, sample, bonus, purpose, V_draft, V, *factors, parts, buffers[0]
                 )
             else:
                 n, token = verify_sequence(
@@ -605,15 +617,16 @@ def described(call):
     """A call as verify_sequences takes it, without the sequences: numbers, and tensors in the order of ops.Call."""
     K, V = call.max_drafts, call.target_probs.shape[-1]
     drafts, rows = (DENSE, DENSE) if call.cu_drafts is None else (RAGGED_DRAFTS, RAGGED_ROWS)
-    V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
-    return (len(call.draft_tokens), K, V_draft, V, call.purpose, call.logits), (
-        describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts),
+    S, V_draft = (0, V) if call.draft_probs is None else (len(call.draft_probs), call.draft_probs.shape[-1])
+    return (len(call.draft_tokens), K, S, V_draft, V, call.purpose, call.logits), (
+        describe(call.draft_tokens, drafts), describe(call.draft_probs, drafts if call.draft_slots is None else DENSE),
         describe(call.target_probs, rows if call.bonus_tokens is None else drafts),
         describe(call.uniform_accept, drafts), describe(call.uniform_sample, rows),
         describe(call.seed, ONE_EACH), describe(call.offset, ONE_EACH),
         describe(call.lengths, ONE_EACH, K), describe(call.cu_drafts, ONE_EACH),
         describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.bonus_tokens, ONE_EACH),
         describe(call.temperature, ONE_EACH, call.temperature_fields),
+        describe(call.draft_slots, ONE_EACH), describe(call.draft_temperature, ONE_EACH),
         describe(call.emitted, DENSE), describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH),
     )  # fmt: skip
 
@@ -672,5 +685,5 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
 def warmup(call=None, vocabulary=None):
     """Compile, or load what an earlier process compiled, for calls of any dtypes and vocabulary."""
     nothing = (0, int(NUMBER), 0, 0)
-    verify_sequences(*(0,) * 7, False, *(nothing,) * 15)
+    verify_sequences(*(0,) * 8, False, *(nothing,) * 17)
     emit_sequences(0, 0, 0, *(nothing,) * 4)

@@ -17,13 +17,17 @@ def verify(call):
     (B,), K = call.accepted.shape, call.max_drafts
     if call.logits and call.temperature is None:
         call = call._replace(temperature=torch.full_like(call.accepted, call.one_temperature, dtype=torch.float32))
+    heat = call.draft_temperature  # of which what is not above 0, NaN too, counts as the least that is
+    call = call._replace(draft_temperature=call.temperature if heat is None else torch.where(heat > 0, heat, 0))
     sequence = torch.arange(B, device=call.accepted.device)[:, None]  # [B, 1]
     if call.cu_drafts is None:
         start = first_row = first_draw = 0
         length = K if call.lengths is None else call.lengths[:, None]
         drafts = rows = slice(None), slice(K)  # views, where a ragged batch needs gathers
     else:
-        names = "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample"
+        names = ["draft_tokens", "target_probs", "uniform_accept", "uniform_sample"]
+        if call.draft_slots is None:
+            names.append("draft_probs")
         call = call._replace(**{name: x[None] for name in names if (x := getattr(call, name)) is not None})
         T = call.draft_tokens.shape[1]
         K = min(K, T)
@@ -65,16 +69,20 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
 
     ids = tokens.clamp(0, V_draft - 1)  # [B, K]
     is_draft = (ids == tokens) & counts
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    slot, draft_start, draft_rows = sequence, start, drafts
+    if call.draft_slots is not None:
+        slot, draft_start = call.draft_slots.long().clamp(0, len(draft_probs) - 1)[:, None], 0
+        draft_rows = slot, position
     if call.seed is None:
         accept = bits(call.uniform_accept[drafts])
     else:
-        position = torch.arange(tokens.shape[1], device=tokens.device)
         accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
-    p = entries_of(call, target_probs, rows, ids if V_draft <= V else ids.clamp(max=V - 1))
+    p = entries_of(target_probs, call.temperature, rows, ids if V_draft <= V else ids.clamp(max=V - 1))
     if draft_probs is None:
         is_accepted = is_draft & (accept >> 19 < p)  # scale(accept, ONE), in one operation
     else:
-        is_accepted = is_draft & (scale(accept, entries_of(call, draft_probs, drafts, ids)) < p)
+        is_accepted = is_draft & (scale(accept, entries_of(draft_probs, call.draft_temperature, draft_rows, ids)) < p)
     if V_draft > V:
         is_accepted &= tokens < V  # elsewhere p is 0
     end = is_accepted.cumprod(1).sum(1, keepdim=True)  # [B, 1]
@@ -84,7 +92,7 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
     row = first_row + end
     if call.bonus_tokens is not None:
         row = within(row, target_probs)  # where all drafts stand there may be none, and nothing is drawn
-    p_row = row_of(call, target_probs, sequence, row)  # [B, V]
+    p_row = row_of(target_probs, call.temperature, sequence, row)  # [B, V]
     entries = p_row.new_empty((2, len(p_row), -(-V // CHUNK), CHUNK), dtype=torch.int64)  # of p and of min(p, q)
     p_entries, overlap = entries.flatten(2)
     p_entries[:, :V] = p_row
@@ -94,7 +102,7 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
         overlap.zero_().scatter_(1, token, p_entries.gather(1, token))
     else:
         width = min(V, V_draft)
-        q_row = row_of(call, draft_probs, sequence, within(start + end, draft_probs))[:, :width]
+        q_row = row_of(draft_probs, call.draft_temperature, slot, within(draft_start + end, draft_probs))[:, :width]
         overlap[:, :width] = torch.minimum(q_row, p_row[:, :width], out=q_row)
         overlap[:, width:] = 0
     # Nothing is subtracted where a placeholder or no draft ended the row, nor where that would leave nothing.
@@ -140,22 +148,22 @@ def within(index, x):
     return index.clamp(max=max(x.shape[1] - 1, 0))
 
 
-def entries_of(call, x, index, ids):
-    """The integers of ids [B, K] in the rows that index stands for."""
-    if call.logits:
-        return probability(x[index], call.temperature[:, None], ids)
+def entries_of(x, temperature, index, ids):
+    """The integers of ids [B, K] in the rows that index stands for, logits where there is a temperature."""
+    if temperature is not None:
+        return probability(x[index], temperature[:, None], ids)
     if isinstance(index[1], slice):  # half the time of the general form
         return fixed(x[index].gather(2, ids[:, :, None])[:, :, 0])
     return fixed(x[index + (ids,)])
 
 
-def row_of(call, x, sequence, index):
+def row_of(x, temperature, sequence, index):
     """Row x[sequence[b], index[b]] for each b: [S, n, m] -> [B, m] integers, or scaled. Indices are [B, 1]."""
     if x.is_contiguous():  # half the time of the general form
         row = x.flatten(0, 1).index_select(0, (sequence * x.shape[1] + index)[:, 0])
     else:
         row = x[sequence[:, 0], index[:, 0]]
-    return probabilities(row, call.temperature) if call.logits else scaled_(row.float())
+    return scaled_(row.float()) if temperature is None else probabilities(row, temperature)
 
 
 def first_above(cumulative, threshold):

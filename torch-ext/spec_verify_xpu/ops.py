@@ -29,7 +29,8 @@ class Call(NamedTuple):
     Without cu_drafts tensors are dense, [B, K, ..] and [B, R, ..]. With it they are ragged: T drafts, one sequence behind
     the other, [T, ..], and [T + B, ..] rows. Uniforms, or seed and offset, or neither: then every sequence is greedy.
     With bonus_tokens target_probs has rows of drafts alone. There is one or more: without drafts no implementation is called.
-    With `logits` the rows are logits, and probabilities those that rule.probabilities makes of them.
+    With `logits` the rows are logits, and probabilities those that rule.probabilities makes of them. With draft_slots,
+    which are of logits alone, draft_probs is [S, D, ..], ragged or not, and D is no less than the drafts of any sequence.
     """
 
     draft_tokens: torch.Tensor
@@ -48,6 +49,8 @@ class Call(NamedTuple):
     logits: bool
     temperature: Optional[torch.Tensor]  # [B] float32, for logits alone
     one_temperature: float  # for all sequences where there is no tensor
+    draft_slots: Optional[torch.Tensor]  # [B], of draft_probs, clamped to [0, S - 1]
+    draft_temperature: Optional[torch.Tensor]  # [B] float32, where it is not that of the target
     emitted: Optional[torch.Tensor]  # [B, R], to be written, as the two below
     accepted: torch.Tensor
     next_token: torch.Tensor
@@ -70,8 +73,8 @@ _library = torch.library.Library(ops.name, "FRAGMENT")
 _library.define(
     "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
-    " Tensor? bonus_tokens, bool logits, Tensor? temperature, float one_temperature, Tensor(a!)? emitted, Tensor(b!) accepted,"
-    " Tensor(c!) next_token, str impl) -> ()"
+    " Tensor? bonus_tokens, bool logits, Tensor? temperature, float one_temperature, Tensor? draft_slots,"
+    " Tensor? draft_temperature, Tensor(a!)? emitted, Tensor(b!) accepted, Tensor(c!) next_token, str impl) -> ()"
 )
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
 

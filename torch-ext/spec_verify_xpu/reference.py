@@ -10,7 +10,7 @@ def verify(call):
     greedy = True if call.all_greedy else call.greedy
     temperature = call.one_temperature if call.logits and call.temperature is None else call.temperature
     randomness = {"seed": call.seed, "offset": call.offset, "temperature": temperature}
-    options = {**randomness, "bonus_tokens": call.bonus_tokens}
+    options = {**randomness, **{name: getattr(call, name) for name in ("bonus_tokens", "draft_slots", "draft_temperature")}}
     uniforms = call.uniform_accept, call.uniform_sample
     rows = call.draft_tokens, call.draft_probs, call.target_probs
     if call.purpose == rule.DRAW:

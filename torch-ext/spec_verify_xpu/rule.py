@@ -97,7 +97,7 @@ def emit_sequence(tokens, accepted, next_token, pad=-1):
 
 
 def probabilities(logits, temperature):
-    """softmax(logits / temperature) in integers that sum to 2**44: [V] floats, a temperature above 0 -> [V] ints.
+    """softmax(logits / temperature) in integers that sum to 2**44: [V] floats, a temperature of 0 or more -> [V] ints.
 
     Every operation on floats is one of float32, rounded once, a product and sum together. NaN counts as -inf, +inf shares all
     mass with its equals, and a row of -inf has no mass: zeros. Each block of 1,024 logits has weights relative to its own
@@ -204,33 +204,39 @@ def philox(counter, key):
 
 
 def verify(draft_tokens, draft_probs, target_probs, uniform_accept=None, uniform_sample=None, lengths=None, greedy=None,
-           seed=None, offset=0, temperature=None, bonus_tokens=None):  # fmt: skip
+           seed=None, offset=0, temperature=None, bonus_tokens=None, draft_slots=None, draft_temperature=None):  # fmt: skip
     """Verify a batch given as tensors or nested lists (floats in lists are read as float32, ints as random bits).
 
     Shapes as in `spec_verify_xpu.verify`; with a temperature rows are logits, as in `spec_verify_xpu.verify_logits`. Returns
     two lists of B ints, accepted and next_token.
     """
-    tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
+    tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), by_slot(as_floats(draft_probs), draft_slots)
     accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
     sequences = []
     for b, row in enumerate(tokens):
         L = len(row) if lengths is None else min(max(int(lengths[b]), 0), len(row))
         sequences.append((row[:L], *(x if x is None else x[b] for x in (draft, target, accept, sample))))
-    return verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens)
+    return verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens, draft_temperature)
 
 
 def verify_varlen(draft_tokens, draft_probs, target_probs, cu_drafts, max_drafts, uniform_accept=None, uniform_sample=None,
-                  greedy=None, seed=None, offset=0, temperature=None, bonus_tokens=None):  # fmt: skip
+                  greedy=None, seed=None, offset=0, temperature=None, bonus_tokens=None, draft_slots=None,
+                  draft_temperature=None):  # fmt: skip
     """As `verify`, for sequences one behind the other. Shapes as in `spec_verify_xpu.verify_varlen`."""
-    tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), as_floats(draft_probs)
+    tokens, target, draft = as_list(draft_tokens), as_floats(target_probs), by_slot(as_floats(draft_probs), draft_slots)
     accept, sample = as_bits(uniform_accept), as_bits(uniform_sample)
     sequences = []
     for b, (start, L) in enumerate(spans(cu_drafts, len(tokens), max_drafts)):
         drafts, draws = slice(start, start + L), slice(start + b, start + b + L + 1)
         rows = draws if bonus_tokens is None else drafts
-        parts = ((draft, drafts), (target, rows), (accept, drafts), (sample, draws))
+        parts = ((draft, drafts if draft_slots is None else b), (target, rows), (accept, drafts), (sample, draws))
         sequences.append((tokens[drafts], *(x if x is None else x[part] for x, part in parts)))
-    return verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens)
+    return verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens, draft_temperature)
+
+
+def by_slot(draft, draft_slots):
+    """The draft's rows of each sequence, [B][D], where they are kept in slots, [S][D]; without slots as they are."""
+    return draft if draft_slots is None else [draft[min(max(x, 0), len(draft) - 1)] for x in as_list(draft_slots)]
 
 
 def spans(cu_drafts, T, max_drafts):
@@ -239,8 +245,11 @@ def spans(cu_drafts, T, max_drafts):
     return [(start, min(max(end - start, 0), max_drafts)) for start, end in zip(at, at[1:])]
 
 
-def verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens):
-    """Verify sequences of (tokens, draft, target, accept, sample): two lists of ints, accepted and next_token."""
+def verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens, draft_temperature=None):
+    """Verify sequences of (tokens, draft, target, accept, sample): two lists of ints, accepted and next_token.
+
+    A draft may have more rows than tokens.
+    """
     results, weight = [], fixed if temperature is None else int
     for b, (tokens, draft, target, accept, sample) in enumerate(sequences):
         T = None if temperature is None else temperature_at(temperature, b)
@@ -249,8 +258,10 @@ def verify_batch(sequences, greedy, seed, offset, temperature, bonus_tokens):
             results.append(verify_sequence_greedy(tokens, target, bonus))
             continue
         if T is not None:
+            draft_T = T if draft_temperature is None else temperature_at(draft_temperature, b)
             draft, target = (
-                rows if rows is None else [probabilities(as_list(row), T) for row in rows] for rows in (draft, target)
+                rows if rows is None else [probabilities(as_list(row), heat) for row in rows]
+                for rows, heat in ((draft, draft_T), (target, T))
             )
         if draft is None:
             draft = one_hot(tokens, target, 1.0 if T is None else ONE)

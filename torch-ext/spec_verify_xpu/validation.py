@@ -83,22 +83,22 @@ def require_dense_tokens(draft_tokens):
     return B, K
 
 
-def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES, bonus_tokens=None):
+def validate_dense(
+    draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES, bonus_tokens=None, draft_slots=None
+):
     """Returns B and K. The rows' arguments have these names, the target's these dtypes."""
     B, K = require_dense_tokens(draft_tokens)
     rows = ((B, K + 1), "[B, K + 1, V]") if bonus_tokens is None else ((B, K), "[B, K, V]")
     require_rows(names[1], target, dtypes, *rows)
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
-    if draft is not None:
-        require_rows(names[0], draft, PROBABILITIES, (B, K), "[B, K, V]")
-        require_device(names[0], draft, device)
+    validate_draft(names[0], draft, draft_slots, B, (K,), (B, K), "[B, K, V]", device)
     if lengths is not None:
         require("lengths", lengths, INTEGERS, (B,), "[B]", device)
     return B, K
 
 
-def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=ROWS, bonus_tokens=None):
+def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=ROWS, bonus_tokens=None, draft_slots=None):
     """Returns T and B. The rows' arguments have these names."""
     (T,) = require_dimensions("draft_tokens", draft_tokens, INTEGERS, "[T]")
     (offsets,) = require_dimensions("cu_drafts", cu_drafts, INTEGERS, "[B + 1]")
@@ -111,10 +111,21 @@ def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=RO
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
     require_device("cu_drafts", cu_drafts, device)
-    if draft is not None:
-        require_rows(names[0], draft, PROBABILITIES, (T,), "[T, V]")
-        require_device(names[0], draft, device)
+    validate_draft(names[0], draft, draft_slots, B, (max_drafts, T), (T,), "[T, V]", device)
     return T, B
+
+
+def validate_draft(name, draft, slots, B, drafts, leading, meaning, device):
+    """The draft's rows are [*leading, V] or, in slots, [S, D, V] with D no less than one of `drafts`."""
+    if slots is not None:
+        if draft is None:
+            raise ValueError(f"draft_slots: expected None without {name}, got {type(slots).__name__}")
+        require("draft_slots", slots, INTEGERS, (B,), "[B]", device)
+    if draft is not None:
+        sizes = require_rows(name, draft, PROBABILITIES, leading if slots is None else None, meaning)
+        if slots is not None and (len(sizes) != 2 or sizes[0] < 1 or all(sizes[1] < n for n in drafts)):
+            raise ValueError(f"{name}: expected shape [S, D, V] with S >= 1 and D >= {min(drafts)}, got {list(draft.shape)}")
+        require_device(name, draft, device)
 
 
 def validate_mask(greedy, B, device):
@@ -127,14 +138,14 @@ def validate_bonus_tokens(bonus_tokens, B, device):
         require("bonus_tokens", bonus_tokens, INTEGERS, (B,), "[B]", device)
 
 
-def validate_temperature(temperature, number, leading, meaning, device):
+def validate_temperature(temperature, number, leading, meaning, device, name="temperature"):
     """A tensor, or None and a number."""
     if isinstance(temperature, torch.Tensor):
-        require("temperature", temperature, (torch.float32,), leading, meaning, device)
+        require(name, temperature, (torch.float32,), leading, meaning, device)
     elif temperature is not None:
-        raise TypeError(f"temperature: expected a number or a float32 tensor {meaning}, got {type(temperature).__name__}")
+        raise TypeError(f"{name}: expected a number or a float32 tensor {meaning}, got {type(temperature).__name__}")
     elif not number >= 0:
-        raise ValueError(f"temperature: expected 0 or more, got {number}")
+        raise ValueError(f"{name}: expected 0 or more, got {number}")
 
 
 def is_number(x):

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "bonus_tokens", "scratch", "bests")
 SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
-OF_LOGITS = ("lengths", "cu_drafts", "greedy", "bonus_tokens", "temperature", "scratch")
+OF_LOGITS = ("lengths", "cu_drafts", "greedy", "bonus_tokens", "temperature", "draft_slots", "draft_temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
 WEIGH_BLOCKS = SHARE_ROWS = SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
 UNIFORMS = ("uniform_accept", "uniform_sample")
@@ -102,10 +102,10 @@ def plan_of_logits(call, aligned, config, capacity):
     """The same for logits."""
     (B,), K, T, V = call.accepted.shape, call.max_drafts, call.draft_tokens.numel(), call.target_probs.shape[-1]
     on = device_facts(call.accepted.device)
-    V_draft = V if call.draft_probs is None else call.draft_probs.shape[-1]
+    S, V_draft = (0, V) if call.draft_probs is None else (len(call.draft_probs), call.draft_probs.shape[-1])
     blocks = ceil_div(max(V, V_draft), BLOCK)
     most, draft_rows, target_rows = rows_of_logits(call)
-    sizes = T, V_draft, V, blocks
+    sizes = T, S, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
     how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
 
@@ -195,8 +195,9 @@ def warmup(call, vocabulary):
 
 
 def without_empty_rows(call):
-    """The call without draft_probs if it has no drafts: there is no row that a load could touch."""
-    return call if call.draft_tokens.numel() else call._replace(draft_probs=None)
+    """The call without a draft's rows if it has no drafts: there is no row that a load could touch."""
+    absent = dict.fromkeys(("draft_probs", "draft_slots", "draft_temperature"))
+    return call if call.draft_tokens.numel() else call._replace(**absent)
 
 
 def as_read(call):

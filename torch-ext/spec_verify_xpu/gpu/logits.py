@@ -82,6 +82,24 @@ def temperature_of(temperature, fields, greedy, b):
 
 
 @triton.jit
+def temperature_of_draft(draft_temperature, heat, b):
+    """That of a sequence's draft, given the target's."""
+    if draft_temperature is None:
+        return heat
+    else:
+        return tl.load(draft_temperature + b)
+
+
+@triton.jit
+def first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S):
+    """Where the draft's rows of sequence b begin: in its slot of S, if they are kept in slots."""
+    if draft_slots is None:
+        return first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts)
+    else:
+        return tl.minimum(tl.maximum(tl.load(draft_slots + b).to(tl.int64), 0), S - 1) * stride_draft_b
+
+
+@triton.jit
 def words_of(scratch, row, blocks):
     """A row's scratch."""
     return scratch + row * (3 * even(blocks))
@@ -195,7 +213,7 @@ def is_certain(is_greedy, n, length, bonus_tokens):
 
 
 @triton.jit
-def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl.constexpr):
+def residual(x, y, words, draft_words, block, blocks, token, scale_by, draft_scale_by, LIMBS: tl.constexpr):
     """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
     m, mass, factor, shift = load_facts(words, block, blocks)
     p = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
@@ -203,7 +221,7 @@ def residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS: tl
         return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
     else:
         m, mass, factor, shift = load_facts(draft_words, block, blocks)
-        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, factor, shift, scale_by, LIMBS), 0))
+        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, factor, shift, draft_scale_by, LIMBS), 0))
 
 
 @triton.jit
@@ -223,8 +241,8 @@ def along(x, LIMBS: tl.constexpr):
 
 
 @triton.jit
-def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft, scale_by, ALIGNED: tl.constexpr,
-                    LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
+def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft, scale_by, draft_scale_by,
+                    ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
     """The sum of max(0, p - q) in a block, of which SEGMENT entries are read at once, WIDTH by a thread.
 
     What shares leave changes one p and one q. The sums are made without it and the last put right, so that no entry waits for
@@ -244,7 +262,7 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
         w = weigh(x, m, scale_by)
         p = share(w, factor, shift, LIMBS)
         i = tl.minimum(i, tl.where(is_largest(w), start + entries, LAST))
-        w = weigh(y, draft_m, scale_by)
+        w = weigh(y, draft_m, draft_scale_by)
         q = share(w, draft_factor, draft_shift, LIMBS)
         j = tl.minimum(j, tl.where(is_largest(w), start + entries, LAST))
         ps += along(p, LIMBS)
@@ -260,7 +278,7 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
     at_i = block * BLOCK + (i & (BLOCK - 1))  # a place in the block also where there is none
     at_j = block * BLOCK + (j & (BLOCK - 1))
     more = share(largest, factor, shift, LIMBS)  # p - q, at i
-    more -= share_at(draft, at_i, V_draft, draft_m, draft_factor, draft_shift, scale_by, LIMBS)
+    more -= share_at(draft, at_i, V_draft, draft_m, draft_factor, draft_shift, draft_scale_by, LIMBS)
     less = share_at(target, at_j, V, m, factor, shift, scale_by, LIMBS)
     less -= share(largest, draft_factor, draft_shift, LIMBS)
     if i < BLOCK:
@@ -271,8 +289,8 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
 
 
 @triton.jit
-def row_of(b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b,
-           stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy):
+def row_of(b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
+           stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy):
     """Of the i-th row of sequence b in a stage: where it is, its scratch, its length, whether it is, and is the target's.
 
     Those of the target at so many positions from `position` on are the first, then come those of the draft.
@@ -281,7 +299,8 @@ def row_of(b, i, start, length, own, own_draft, scratch, position, positions, V_
     i += tl.where(is_target, position, position - positions)
     row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
     row += i.to(tl.int64) * stride_target_k
-    draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + i.to(tl.int64) * stride_draft_k
+    draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
+    draft_row += i.to(tl.int64) * stride_draft_k
     exists = tl.where(is_target, has_row(i, length, bonus_tokens), (i < length) & (is_greedy == 0))
     words = words_of(scratch, tl.where(is_target, own, own_draft) + i, blocks)
     return tl.where(is_target, row, draft_row), words, tl.where(is_target, V, V_draft), exists, is_target
@@ -290,17 +309,18 @@ def row_of(b, i, start, length, own, own_draft, scratch, position, positions, V_
 # As in kernels.py, one compiled kernel serves every shape.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "bonus_tokens", "temperature", "scratch", "accepted", "next_token", "emitted", "position", "positions", "K", "T",
-    "V_draft", "V", "blocks", "count", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "fields",
-    "stride_emitted",
+    "greedy", "bonus_tokens", "temperature", "draft_slots", "draft_temperature", "scratch", "accepted", "next_token", "emitted",
+    "position", "positions", "K", "T", "S", "V_draft", "V", "blocks", "count", "stride_draft_b", "stride_draft_k",
+    "stride_target_b", "stride_target_k", "fields", "stride_emitted",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
-                 bonus_tokens, temperature, scratch, position, positions, K, T, V_draft, V, blocks, count, stride_draft_b,
-                 stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
-                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+                 bonus_tokens, temperature, draft_slots, draft_temperature, scratch, position, positions, K, T, S, V_draft, V,
+                 blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr,
+                 POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr,
+                 release: tl.constexpr):
     """grid (B, ceil(blocks / count), rows): each program summarizes `count` blocks of a row.
 
     The rows are those of the target at so many positions from `position` on, then those of the draft.
@@ -319,8 +339,9 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
                                 position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
     row, words, V, exists, is_target = row_of(
-        b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b, stride_draft_k,
-        stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy)
+        b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
+        stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
+    heat = tl.where(is_target, heat, temperature_of_draft(draft_temperature, heat, b))
     if exists:
         if draft_probs is None:
             summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
@@ -373,9 +394,10 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
-               bonus_tokens, temperature, scratch, position, positions, K, T, V_draft, V, blocks, stride_draft_b,
-               stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
-               ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+               bonus_tokens, temperature, draft_slots, draft_temperature, scratch, position, positions, K, T, S, V_draft, V,
+               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr,
+               POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
+               wait: tl.constexpr, release: tl.constexpr):
     """grid (B, rows), as of weigh_blocks: each program shares out a row, and keeps its draft's share."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)
@@ -387,8 +409,9 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
     length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
                                 position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
     row, words, size, exists, is_target = row_of(
-        b, i, start, length, own, own_draft, scratch, position, positions, V_draft, V, blocks, stride_draft_b, stride_draft_k,
-        stride_target_b, stride_target_k, cu_drafts, bonus_tokens, is_greedy)
+        b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
+        stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
+    heat = tl.where(is_target, heat, temperature_of_draft(draft_temperature, heat, b))
     place = i + tl.where(is_target, position, position - positions)
     token = tl.load(draft_tokens + start + place, mask=place < length, other=-1)
     is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < size)
@@ -412,10 +435,10 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
-                 bonus_tokens, temperature, scratch, K, T, V_draft, V, blocks, count, stride_draft_b, stride_draft_k,
-                 stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr,
-                 ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr, wait: tl.constexpr,
-                 release: tl.constexpr):
+                 bonus_tokens, temperature, draft_slots, draft_temperature, scratch, K, T, S, V_draft, V, blocks, count,
+                 stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr,
+                 POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr,
+                 WIDTH: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count)): each program finds where drafts end, and sums `count` blocks of the row to draw from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
@@ -423,6 +446,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     own, own_draft, rows = rows_of(draft_probs, b, K, T)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     scale_by = scale_of(heat, LIMBS)
+    draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
     if seed is not None:
         seed += b
         offset += b
@@ -445,20 +469,21 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
         else:
             row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
             target_probs += row + n * stride_target_k
-            draft_probs += first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
+            row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
+            draft_probs += row + n * stride_draft_k
             draft_words = words_of(scratch, own_draft + n, blocks)
             for block in range(first, last):
                 total = sum_of_residual(target_probs, draft_probs, words, draft_words, block, blocks, V, V_draft, scale_by,
-                                        ALIGNED, LIMBS, SEGMENT, WIDTH)
+                                        draft_scale_by, ALIGNED, LIMBS, SEGMENT, WIDTH)
                 tl.store(sums + block, total)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy,
-         bonus_tokens, temperature, scratch, accepted, next_token, emitted, K, T, V_draft, V, blocks, stride_draft_b,
-         stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted, FLOAT64: tl.constexpr,
-         POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SAMPLE_FLOAT64: tl.constexpr,
-         PURPOSE: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
+         bonus_tokens, temperature, draft_slots, draft_temperature, scratch, accepted, next_token, emitted, K, T, S, V_draft, V,
+         blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted,
+         FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
+         SAMPLE_FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it.
 
     Without a draft's rows there is no sum_residual: this finds where drafts end, and takes the refused token off its block.
@@ -483,6 +508,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         emitted += b * stride_emitted
         tokens = tl.load(draft_tokens + start + position, mask=position < length, other=0)
     scale_by = scale_of(heat, LIMBS)
+    draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
     if draft_probs is None:
@@ -525,13 +551,14 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         target_probs += row + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
         if draft_probs is None:
-            w = residual(x, x, words, None, block, blocks, token, scale_by, LIMBS)
+            w = residual(x, x, words, None, block, blocks, token, scale_by, draft_scale_by, LIMBS)
         else:
-            draft_row = first_row(b, start, stride_draft_b, stride_draft_k, cu_drafts) + n * stride_draft_k
+            draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
+            draft_row += n * stride_draft_k
             draft_probs += tl.where(token < 0, 0, draft_row)  # past the last draft is no row
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
             draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
-            w = residual(x, y, words, draft_words, block, blocks, token, scale_by, LIMBS)
+            w = residual(x, y, words, draft_words, block, blocks, token, scale_by, draft_scale_by, LIMBS)
         running = running_sum(w, 1, LIMBS) - (threshold - before)
         place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
         write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64) + one, one == 0)
