@@ -130,9 +130,11 @@ def verify(
     >>> sv.verify(torch.tensor([[1, 0]]), draft, target)
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (lengths, None, greedy, bonus_tokens, None, None, None)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
-    return run(dense_call, inputs, emitted, out, (dtype, impl, None, False, 1.0), generator)
+    accepted, next_token = NEITHER if out is None else pair_of(out)
+    return run(dense_call, out, generator, (
+        draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, None, greedy,
+        bonus_tokens, None, None, None, emitted, accepted, next_token, dtype, impl, None, False, 1.0,
+    ))  # fmt: skip
 
 
 def verify_varlen(
@@ -194,9 +196,11 @@ def verify_varlen(
     >>> sv.verify_varlen(torch.tensor([1, 0]), draft, target, torch.tensor([0, 0, 2]), max_drafts=2)
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 2]))
     """
-    rows, counts = (draft_tokens, draft_probs, target_probs), (None, cu_drafts, greedy, bonus_tokens, None, None, None)
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts
-    return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, False, 1.0), generator)
+    accepted, next_token = NEITHER if out is None else pair_of(out)
+    return run(ragged_call, out, generator, (
+        draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, None, cu_drafts, greedy,
+        bonus_tokens, None, None, None, emitted, accepted, next_token, dtype, impl, max_drafts, False, 1.0,
+    ))  # fmt: skip
 
 
 def verify_logits(
@@ -254,10 +258,12 @@ def verify_logits(
     VerifyResult(accepted=tensor([1]), next_token=tensor([2]))
     """
     temperature, one_temperature = number_of(temperature)
-    rows, counts = (draft_tokens, draft_logits, target_logits), (lengths, None, greedy, bonus_tokens)
-    more = temperature, draft_slots, draft_temperature
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *more
-    return run(dense_call, inputs, emitted, out, (dtype, impl, None, True, one_temperature), generator)
+    accepted, next_token = NEITHER if out is None else pair_of(out)
+    return run(dense_call, out, generator, (
+        draft_tokens, draft_logits, target_logits, uniform_accept, uniform_sample, seed, offset, lengths, None, greedy,
+        bonus_tokens, temperature, draft_slots, draft_temperature, emitted, accepted, next_token, dtype, impl, None, True,
+        one_temperature,
+    ))  # fmt: skip
 
 
 def verify_logits_varlen(
@@ -300,10 +306,12 @@ def verify_logits_varlen(
     VerifyResult(accepted=tensor([0, 1]), next_token=tensor([1, 1]))
     """
     temperature, one_temperature = number_of(temperature)
-    rows, counts = (draft_tokens, draft_logits, target_logits), (None, cu_drafts, greedy, bonus_tokens)
-    more = temperature, draft_slots, draft_temperature
-    inputs = *rows, uniform_accept, uniform_sample, seed, offset, *counts, *more
-    return run(ragged_call, inputs, emitted, out, (dtype, impl, max_drafts, True, one_temperature), generator)
+    accepted, next_token = NEITHER if out is None else pair_of(out)
+    return run(ragged_call, out, generator, (
+        draft_tokens, draft_logits, target_logits, uniform_accept, uniform_sample, seed, offset, None, cu_drafts, greedy,
+        bonus_tokens, temperature, draft_slots, draft_temperature, emitted, accepted, next_token, dtype, impl, max_drafts, True,
+        one_temperature,
+    ))  # fmt: skip
 
 
 def verify_greedy(
@@ -584,13 +592,14 @@ def pair_of(out):
     return tuple(out) if is_pair else (out, out)
 
 
-def run(call_of_inputs, inputs, emitted, out, options, generator):
-    """The result of a call: one of a known layout, or else validated, run, and kept to make the next of its layout cheap."""
-    pair = NEITHER if out is None else pair_of(out)
-    arguments = *inputs, emitted, *pair, *options
+def run(call_of_inputs, out, generator, arguments):
+    """The result of a call: one of a known layout, or else validated, run, and kept to make the next of its layout cheap.
+
+    Its arguments are as `repeat` has them: each function makes them at once, since that is a part of the host's time.
+    """
     if generator is None and (result := repeat(arguments)):
         return result
-    dtype, impl, max_drafts, logits, one_temperature = options
+    *inputs, emitted, _, _, dtype, impl, max_drafts, logits, one_temperature = arguments
     call = call_of_inputs(inputs, logits, one_temperature, max_drafts, generator, dtype, out, emitted, impl)
     ops.verify(*call, impl)
     if not is_compiling():
