@@ -83,9 +83,7 @@ def require_dense_tokens(draft_tokens):
     return B, K
 
 
-def validate_dense(
-    draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES, bonus_tokens=None, draft_slots=None
-):
+def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES, bonus_tokens=None, draft_slots=None):
     """Returns B and K. The rows' arguments have these names, the target's these dtypes."""
     B, K = require_dense_tokens(draft_tokens)
     rows = ((B, K + 1), "[B, K + 1, V]") if bonus_tokens is None else ((B, K), "[B, K, V]")
