@@ -66,6 +66,15 @@ def logits_batch(*shape, **options):
     return batch._replace(draft_probs=as_logits(batch.draft_probs), target_probs=as_logits(batch.target_probs))
 
 
+def in_slots(draft, spans, draft_slots, S, D):
+    """Rows [T, V_draft], of which each sequence has those of its span (start, L), in slots [S, D, V_draft] that are apart."""
+    memory = draft.new_full((S, D + 1, draft.shape[-1] + 3), float("nan"))
+    kept = memory[:, 1:, 2:-1]
+    for (start, L), slot in zip(spans, draft_slots.tolist()):
+        kept[min(max(slot, 0), S - 1), :L] = draft[start : start + L]
+    return kept
+
+
 def hostile_logits_batch(B, K, V, seed, one_hot=False):
     """As hostile_batch. A third of the rows spoiled in a few entries, a third in a fifth, the others in none."""
     g = torch.Generator().manual_seed(seed)
@@ -138,7 +147,7 @@ class Ragged(NamedTuple):
     max_drafts: int
     uniform_accept: Optional[torch.Tensor] = None  # [T]
     uniform_sample: Optional[torch.Tensor] = None  # [T + B]
-    options: dict = {}  # noqa: RUF012 - greedy, bonus_tokens, seed, offset, temperature where given; nobody writes it
+    options: dict = {}  # noqa: RUF012 - keyword arguments, those that the rule has as well; nobody writes it
     dtype: torch.dtype = torch.int64  # of the result
     emitted: Optional[torch.dtype] = None  # of the emitted tokens, where they are asked for
     logits: bool = False  # whether the rows are
@@ -211,6 +220,7 @@ def any_ragged(seed):
     kind = random.Random(seed % FORMATS)
     logits = random.Random(f"logits {seed % FORMATS}").random() < 0.2
     bonus = random.Random(f"bonus {seed % FORMATS}").choice([None, None, None, torch.int64, torch.int32])
+    own, own_kind = random.Random(f"draft {seed}"), random.Random(f"draft {seed % FORMATS}")
 
     def chance(p, r=r):
         return r.random() < p
@@ -273,9 +283,20 @@ def any_ragged(seed):
     dtype, emitted = kind.choice(
         [(torch.int64, None), (torch.int64, torch.int64), (torch.int32,) * 2, (torch.int64, torch.int32)]
     )
+    max_drafts = r.choice([longest, int(lengths.max()) if B else 0, r.randint(0, 20)])
+    if logits and ragged.draft_probs is not None:
+        if chance(0.5, own_kind):
+            temperatures = torch.tensor([own.choice(WARM + COLD) for _ in range(B)], dtype=torch.float32)
+            options["draft_temperature"] = temperatures if chance(0.7, own) else own.choice([0, *WARM])
+        if chance(0.5, own_kind):  # out of order, shared, out of range
+            S, D, ends = own.randint(1, B + 2), min(max_drafts, T) + own.randint(0, 2), placeholders(B, ids)
+            draft_slots = [own.choice(ends) if chance(0.1, own) else own.randrange(S) for _ in range(B)]
+            options["draft_slots"] = torch.tensor(draft_slots, dtype=ids)
+            kept = in_slots(ragged.draft_probs, rule.spans(cu_drafts, T, max_drafts), options["draft_slots"], S, D)
+            ragged = ragged._replace(draft_probs=kept)
     return ragged._replace(
         cu_drafts=cu_drafts,
-        max_drafts=r.choice([longest, int(lengths.max()) if B else 0, r.randint(0, 20)]),
+        max_drafts=max_drafts,
         options=options,
         dtype=dtype,
         emitted=emitted,

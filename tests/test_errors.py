@@ -199,6 +199,25 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
         for x in (floats(), floats(1), floats(B + 1), floats(B, 1), floats(B, K, device=META))
     ),
     (OF_LOGITS, "temperature", {"temperature": floats(B, device=META)}, ValueError),
+    *(
+        (OF_LOGITS, "draft_temperature", {"draft_temperature": x}, TypeError)
+        for x in ("1", True, [1.0, 1.0], torch.ones(B, dtype=torch.float64), ints(B))
+    ),
+    *(
+        (OF_LOGITS, "draft_temperature", {"draft_temperature": x}, ValueError)
+        for x in (-1, NAN, floats(), floats(B + 1), floats(B, device=META))
+    ),
+    *((OF_LOGITS, "draft_temperature", {"draft_temperature": x, "draft_logits": None}, ValueError) for x in (1, floats(B))),
+    *((OF_LOGITS, "draft_slots", {"draft_slots": x}, TypeError) for x in (0, [0] * B, floats(B), ints(B, dtype=torch.int16))),
+    *((OF_LOGITS, "draft_slots", {"draft_slots": x}, ValueError) for x in (ints(), ints(B + 1), ints(B, device=META))),
+    (OF_LOGITS, "draft_slots", {"draft_slots": ints(B), "draft_logits": None}, ValueError),
+    *(
+        (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(*n, V)}, ValueError)
+        for n in ((0, K), (5, K - 1), (T,), (1, 5, K))
+    ),
+    (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(5, V, K).mT}, ValueError),
+    (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(5, K, V, device=META)}, ValueError),
+    (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(5, K, V, dtype=torch.float64)}, TypeError),
     ("sample_logits", "temperature", {"temperature": floats(B, K + 1, device=META)}, ValueError),
     ("verify_logits", "draft_logits", {"draft_logits": floats(B, K + 1, V)}, ValueError),
     ("verify_logits", "draft_logits", {"draft_logits": floats(B, V, K).mT}, ValueError),

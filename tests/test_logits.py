@@ -17,6 +17,7 @@ from batches import (
     as_logits,
     as_ragged,
     hostile_logits_batch,
+    in_slots,
     logits_batch,
     placeholders,
     random_batch,
@@ -103,7 +104,11 @@ def test_every_configuration(number, K, V, one_hot, impl, device, monkeypatch):
     assert_equals_rule(with_bonus(batch), impl, device)
     options = {"greedy": torch.rand(12, generator=g) < 0.3, "seed": torch.arange(12)}
     lengths = torch.randint(-1, K + 2, (12,), generator=g)
-    assert_equals_rule(batch._replace(uniform_accept=None, uniform_sample=None, lengths=lengths), impl, device, **options)
+    batch = batch._replace(uniform_accept=None, uniform_sample=None, lengths=lengths)
+    assert_equals_rule(batch, impl, device, **options)
+    if not one_hot:
+        batch, slots = slotted(batch)
+        assert_equals_rule(batch, impl, device, **options, **slots, draft_temperature=torch.tensor([*WARM, 0.0]))
 
 
 @pytest.fixture
@@ -118,20 +123,22 @@ def launches(device, monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize("bonus", [False, True], ids=["rows", "bonus"])
-def test_warmup_launches_what_calls_do(bonus, launches):
+@pytest.mark.parametrize("kind", ["rows", "bonus", "slots"])
+def test_warmup_launches_what_calls_do(kind, launches):
     """Else a request would wait for a kernel to be compiled. Three stages, and rows that are aligned and not."""
 
     def ways():
         return {(x.kernel, x.constants, *sorted(x.options.items())) for x in launches}
 
-    sv.warmup("cpu", logits=True, uniforms=torch.float32, bonus_tokens=torch.int64 if bonus else None, impl="triton")
+    dtypes = {"bonus": {"bonus_tokens": torch.int64}, "slots": {"draft_slots": torch.int64, "draft_temperature": True}}
+    sv.warmup("cpu", logits=True, uniforms=torch.float32, **dtypes.get(kind, {}), impl="triton")
     warm = ways()
     launches.clear()
     for V in (20, 48):
         batch = logits_batch(1, 7, V, uniform=torch.float32)
-        batch = with_bonus(batch) if bonus else batch
-        sv.verify_logits(*batch[:5], bonus_tokens=batch.bonus_tokens, impl="triton")
+        batch = with_bonus(batch) if kind == "bonus" else batch
+        slots = {"draft_slots": torch.zeros(1, dtype=torch.int64), "draft_temperature": 0.5} if kind == "slots" else {}
+        sv.verify_logits(*batch[:5], bonus_tokens=batch.bonus_tokens, **slots, impl="triton")
     assert len(launches) == 2 * 8 and ways() <= warm
 
 
@@ -204,6 +211,80 @@ def test_temperature_of_0_is_verify_greedy(impl, device, sequences):
     expected = sv.verify_greedy(batch.draft_tokens, batch.target_probs, lengths=batch.lengths, impl=impl)
     for temperature in (0, 0.0, torch.zeros(len(batch.lengths), device=device)):
         assert all(map(torch.equal, verify(batch, impl, device, temperature=temperature), (x.cpu() for x in expected)))
+
+
+def slotted(batch, extra=1):
+    """(the batch, {"draft_slots"}) with the draft's rows in slots: more than sequences, out of order, with rows to spare."""
+    B, K = batch.draft_tokens.shape
+    slots = torch.randperm(B + 2, generator=torch.Generator().manual_seed(B))[:B]
+    spans = [(b * K, K) for b in range(B)]
+    return batch._replace(draft_probs=in_slots(batch.draft_probs.flatten(0, 1), spans, slots, B + 2, K + extra)), {
+        "draft_slots": slots
+    }
+
+
+@pytest.mark.parametrize("kind", ["rows", "bonus", "greedy"])
+@pytest.mark.parametrize("V, V_draft", [(60, 60), (1100, 1030)], ids=["one_block", "two_blocks"])
+def test_draft_slots(V, V_draft, kind, impl, device):
+    """Dense and ragged, with lengths and draft temperatures: the tokens that rows in the order of the batch give."""
+    batch = logits_batch(6, 2, V, V_draft)._replace(lengths=torch.tensor([2, 0, 1, 2, 3, -1]))
+    batch = with_bonus(batch) if kind == "bonus" else batch
+    options = {"greedy": torch.tensor([True, False] * 3)} if kind == "greedy" else {}
+    for own in ({}, {"draft_temperature": torch.tensor([0.5, 2.0, 1.0, 0.7, 1.5, NAN])}):
+        expected = by_rule(batch, **options, **own)
+        kept, slots = slotted(batch)
+        assert_equals_rule(kept, impl, device, **options, **own, **slots)
+        assert all(map(torch.equal, verify(kept, impl, device, **options, **own, **slots), expected))
+        ragged = as_ragged(batch, options={**options, **own, **slots}, emitted=torch.int64, logits=True)
+        ragged = ragged._replace(draft_probs=kept.draft_probs)
+        accepted, next_token, emitted = (x.cpu() for x in ragged.to(device).verify(impl))
+        assert torch.equal(accepted, expected[0]) and torch.equal(next_token, expected[1])
+        assert torch.equal(emitted, ragged.by_rule()[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_slots_are_clamped_and_may_be_shared(dtype, impl, device):
+    """Contents are not checked. No memory around the slots is read: there is none."""
+    info = torch.iinfo(dtype)
+    slots = torch.tensor([[info.min, 2], [-1, 0], [1, 0], [1, 0], [3, 2], [info.max, 0]], dtype=dtype)[:, 0]  # strided
+    batch = logits_batch(6, 2, 50)
+    batch = batch._replace(draft_probs=batch.draft_probs[:3].contiguous())
+    packed = batch._replace(draft_probs=batch.draft_probs[slots.long().clamp(0, 2)])
+    assert all(map(torch.equal, verify(batch, impl, device, draft_slots=slots), by_rule(packed)))
+    ragged = as_ragged(packed, options={"draft_slots": slots}, logits=True)._replace(draft_probs=batch.draft_probs)
+    assert all(map(torch.equal, (x.cpu() for x in ragged.to(device).verify(impl)), by_rule(packed)))
+
+
+@pytest.mark.parametrize("B, K, extra", [(0, 4, 0), (2, 0, 0), (2, 0, 2)], ids=str)
+def test_slots_of_nothing(B, K, extra, impl, device):
+    """No sequences, or no drafts, with slots all the same; and drafts of which none counts, in slots that hold none."""
+    batch, slots = slotted(logits_batch(B, K, 30), extra)
+    assert_equals_rule(batch, impl, device, **slots, draft_temperature=0.5)
+    some = as_ragged(logits_batch(2, 3, 30), logits=True, options={"draft_slots": torch.tensor([4, 0])})
+    some = some._replace(draft_probs=torch.empty(5, 0, 30), max_drafts=0)
+    assert all(map(torch.equal, (x.cpu() for x in some.to(device).verify(impl)), some.by_rule()))
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7, "tensor"], ids=str)
+def test_temperature_of_the_draft(temperature, impl, device):
+    """What is greedy is the temperature's to say. Of the draft, numbers and entries that are not above 0 count as 2**-60."""
+    values = torch.tensor([*WARM, *COLD])
+    batch = logits_batch(len(values), 1, 40)
+    batch.draft_probs[::3] = 0  # ties, which the coldest shares
+    of_all = 1.0 if temperature is None else values.flip(0) if temperature == "tensor" else temperature
+    for own in (torch.stack([values, -values], 1)[:, 0], 0, 0.5, 1e-50, 1e300, INF):
+        found = verify(batch, impl, device, temperature=None if temperature is None else of_all, draft_temperature=own)
+        assert all(map(torch.equal, found, by_rule(batch, of_all, draft_temperature=own)))
+    cold, coldest = (by_rule(batch, draft_temperature=x) for x in (0, 2.0**-60))
+    assert all(map(torch.equal, cold, coldest))
+
+
+def test_halved_logits_at_half_the_temperature(impl, device, sequences):
+    """Which makes the same integers, so that nothing but the draft's rows goes by its temperature. Two blocks."""
+    batch = logits_batch(sequences(24), 2, 1100)
+    halved = batch._replace(draft_probs=batch.draft_probs / 2)
+    found = (verify(x, impl, device, temperature=0.8, **own) for x, own in ((batch, {}), (halved, {"draft_temperature": 0.4})))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("kind", ["logits", "one_hot", "bonus"])

@@ -70,9 +70,11 @@ def every_function(batch, impl, dtype=torch.int64):
     offsets = torch.randint(-2, B * K + 3, (B + 1,), generator=torch.Generator().manual_seed(B))  # some end before they start
     greedy, seed = torch.arange(B) % 3 == 0, torch.arange(B) - B // 2
     given = with_bonus(batch, dtype)
-    emitted = [torch.full((B, K + 3), 9, dtype=dtype) for _ in range(8)]
+    emitted = [torch.full((B, K + 3), 9, dtype=dtype) for _ in range(9)]
     inner = [x[:, 1 : K + 2] for x in emitted]
     common = {"dtype": dtype, "impl": impl}
+    has_draft = B > 0 and batch.draft_probs is not None
+    own = {"draft_slots": seed.to(dtype), "draft_temperature": seed / 2} if has_draft else {}
     results = (
         sv.verify(*batch[:5], lengths=batch.lengths, greedy=greedy, emitted=inner[0], **common),
         sv.verify(*batch[:3], seed=seed, offset=2**40, emitted=inner[1], **common),
@@ -95,6 +97,7 @@ def every_function(batch, impl, dtype=torch.int64):
             emitted=inner[7],
             **common,
         ),
+        sv.verify_logits(*batch[:3], seed=seed, offset=seed, emitted=inner[8], **own, **common),
         [sv.emit(batch.draft_tokens.clamp(-1, 2**31 - 1), seed, seed.to(dtype), pad=-7, impl=impl)],
     )
     return [*itertools.chain(*results), *emitted]
@@ -314,7 +317,8 @@ def test_repeated_calls(monkeypatch):
             batch = batch._replace(target_probs=moved(batch.target_probs, "cpu"))
             batch.target_probs.copy_(batch.target_probs.flip(0))
         seeds = [batch.options[name] for name in ("seed", "offset") if name in batch.options]
-        makes_tensors = len(seeds) == 1 or any(isinstance(x, int) for x in seeds)
+        own = batch.options.get("draft_temperature")
+        makes_tensors = len(seeds) == 1 or any(isinstance(x, (int, float)) for x in (*seeds, own))
         needs_none = "bonus_tokens" in batch.options and len(batch.draft_tokens) == 0  # see ops.write_bonus_tokens
         assert len(called) == (0 if needs_none else 1 + makes_tensors)
     batch = random_batch(2, 1, 10)

@@ -46,12 +46,18 @@ def test_opcheck(batch, ragged, chance, given, logits, impl, device):
     lengths = batch.lengths if given and not ragged else None
     greedy = torch.tensor([True, False, True], device=device) if given and chance != "neither" else None
     temperature = torch.tensor([1.0, 0.7, 0.0], device=device) if logits and given else None
+    own = (
+        (torch.tensor([2, 0, 2], device=device), torch.tensor([0.5, 2.0, 0.0], device=device))
+        if logits and given
+        else (None,) * 2
+    )
+    draft = (batch if logits else source).draft_probs if given else None
     outputs = [torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2)]
     torch.library.opcheck(
         ops.verify.default,
         (
-            source.draft_tokens, source.draft_probs if given else None, source.target_probs, accept, sample, *seeds, SAMPLE,
-            lengths, source.cu_drafts if ragged else None, 4, greedy, bonus_tokens, logits, temperature, 1.0,
+            source.draft_tokens, draft, source.target_probs, accept, sample, *seeds, SAMPLE,
+            lengths, source.cu_drafts if ragged else None, 4, greedy, bonus_tokens, logits, temperature, 1.0, *own,
             torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, *outputs, impl,
         ),
     )  # fmt: skip
@@ -62,7 +68,23 @@ def test_opcheck_of_the_others(batch, impl, device):
     none, *outputs, seeds = (torch.zeros(n, dtype=torch.int64, device=device) for n in ((3, 0), 3, 3, 3))
     rows = none, None, batch.target_probs[:, :1]
     for more in ((False, None, 1.0), (True, None, 0.5), (True, torch.ones(3, device=device), 1.0)):
-        arguments = (*rows, None, None, seeds, seeds.clone(), DRAW, None, None, 0, None, None, *more, None, *outputs, impl)
+        arguments = (
+            *rows,
+            None,
+            None,
+            seeds,
+            seeds.clone(),
+            DRAW,
+            None,
+            None,
+            0,
+            None,
+            None,
+            *more,
+            *[None] * 3,
+            *outputs,
+            impl,
+        )
         torch.library.opcheck(ops.verify.default, arguments)
     torch.library.opcheck(ops.emit.default, (batch.draft_tokens, *outputs, -1, torch.zeros_like(batch.uniform_sample), impl))
 
@@ -85,6 +107,10 @@ def fake_results(kind):
         *sv.verify_logits(ids(3, 4), probs(3, 4), probs(3, 5), temperature=0.7),
         *sv.verify_logits_varlen(ids(6), probs(6), probs(9), ids(4), 4, seed=1, temperature=temperature),
         *sv.verify_logits_varlen(ids(6), probs(6), probs(6), ids(4), 4, seed=1, bonus_tokens=ids(3)),
+        *sv.verify_logits(ids(3, 4), probs(5, 6), probs(3, 5), draft_slots=ids(3), draft_temperature=0.7),
+        *sv.verify_logits_varlen(
+            *(ids(6), probs(5, 4), probs(9), ids(4), 4), seed=1, draft_slots=ids(3), draft_temperature=temperature
+        ),
         sv.sample_logits(probs(3), seed=1, temperature=0.7),
         sv.sample(probs(3), seed=1),
         sv.sample(probs(3, 5), ids(3, 5)),
@@ -99,7 +125,7 @@ def test_fake_on_any_device(kind, device):
         pytest.skip(f"a {device.type} build of torch")
     with FakeTensorMode(allow_non_fake_inputs=False):
         results = fake_results(kind)
-    assert [tuple(x.shape) for x in results] == [(3,)] * 16 + [(3, 5)] * 2
+    assert [tuple(x.shape) for x in results] == [(3,)] * 20 + [(3, 5)] * 2
     assert {(x.dtype, x.device.type) for x in results} == {(torch.int64, kind)}
 
 
@@ -135,6 +161,13 @@ def steps(impl):
         temperature = torch.arange(batch.draft_tokens.shape[0], device=batch.target_probs.device) / 2
         return [*sv.verify_logits(*batch[:5], temperature=temperature, lengths=batch.lengths, impl=impl)]
 
+    def by_slot(batch):
+        slots, rows = batch.lengths - 1, batch.target_probs.flatten(0, 1)
+        seeds = {"seed": slots, "draft_slots": slots, "draft_temperature": batch.lengths / 2, "impl": impl}
+        cu_drafts = torch.arange(slots.shape[0] + 1, device=rows.device) * batch.draft_tokens.shape[1]
+        ragged = batch.draft_tokens.flatten(), batch.draft_probs, rows, cu_drafts, 4
+        return [*sv.verify_logits(*batch[:3], **seeds), *sv.verify_logits_varlen(*ragged, **{**seeds, "draft_temperature": 2})]
+
     def sample_logits(batch):
         return [sv.sample_logits(batch.target_probs, batch.uniform_sample, temperature=0.7, impl=impl)]
 
@@ -152,7 +185,7 @@ def steps(impl):
         emitted = sv.emit(batch.draft_tokens, accepted, next_token, impl=impl)
         return [*sv.statistics(accepted, batch.lengths, 4), sv.logprobs(emitted, batch.target_probs)]
 
-    verifiers = verify, seeded, verify_varlen, given_bonus, verify_greedy, verify_logits
+    verifiers = verify, seeded, verify_varlen, given_bonus, verify_greedy, verify_logits, by_slot
     return *verifiers, sample, sample_logits, emit, outputs, metrics
 
 

@@ -78,12 +78,15 @@ def test_every_option_is_repeated(inputs, launched):
     numbers = torch.arange(3)
     flat, ends = [x.flatten(0, 1) for x in inputs[:3]], torch.arange(4) * 4
     rows, seeds = flat[1].flip(0), {"seed": numbers, "offset": numbers + 9}
+    own = {"draft_slots": numbers * 2, "draft_temperature": numbers / 2}
     calls = {
         "dtype": lambda impl: sv.verify(*inputs, dtype=torch.int32, impl=impl),
         "one_hot": lambda impl: sv.verify(inputs[0], None, *inputs[2:], lengths=numbers, impl=impl),
         "seeds": lambda impl: sv.verify(*inputs[:3], **seeds, impl=impl),
         "ragged": lambda impl: sv.verify_varlen(*flat, ends, 4, **seeds, greedy=numbers == 1, impl=impl),
         "bonus": lambda impl: sv.verify_varlen(*flat[:2], rows, ends, 4, **seeds, bonus_tokens=numbers - 7, impl=impl),
+        "slots": lambda impl: sv.verify_logits(*inputs, temperature=numbers / 3, **own, impl=impl),
+        "ragged_slots": lambda impl: sv.verify_logits_varlen(flat[0], inputs[1], flat[2], ends, 4, **seeds, **own, impl=impl),
     }
     for call in calls.values():
         expected = call("reference")
@@ -155,12 +158,13 @@ def test_alignment_is_part_of_the_layout(inputs, launched):
 
 
 def test_nothing_is_kept_of_calls_that_cannot_be_repeated(inputs, launched):
-    """One tensor as two arguments, which the guards refuse; uniforms drawn in the call; int seeds."""
+    """One tensor as two arguments, which the guards refuse; uniforms drawn in the call; numbers that are made tensors."""
     numbers = torch.arange(3)
     for _ in range(3):
         sv.verify(*inputs[:3], seed=numbers, offset=numbers, impl="eager")
         sv.verify(*inputs[:3], impl="eager")
         sv.verify(*inputs[:3], seed=3, impl="eager")
+        sv.verify_logits(*inputs, draft_temperature=0.5, impl="eager")
     assert not launched and not repeats.known
 
 

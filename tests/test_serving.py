@@ -78,6 +78,9 @@ def test_random_batches_hold_what_they_are_for():
         lambda x: x.emitted == torch.int32 and x.dtype == torch.int64,
         lambda x: x.logits and x.target_probs.shape[1] > 1024,
         lambda x: x.logits and isinstance(x.options.get("temperature"), torch.Tensor),
+        lambda x: isinstance(x.options.get("draft_temperature"), torch.Tensor),
+        lambda x: "draft_slots" in x.options and "draft_temperature" in x.options,
+        lambda x: "draft_slots" in x.options and x.size > 0 and x.draft_probs.shape[1] < len(x.draft_tokens),
     ):
         assert sum(bool(feature(batch)) for batch in batches) >= 5
 

@@ -146,8 +146,9 @@ def test_a_request_keeps_its_tokens(has_logits):
 
 
 def test_requests_without_drafts_get_vllms_token():
+    """And arguments may come by name."""
     x = step(RAGGED)
-    sampled, num_sampled = vllm_v2.in_place_of(vllm_draws)(*x.values())
+    sampled, num_sampled = vllm_v2.in_place_of(vllm_draws)(**x)
     drawn, by_us = vllm_draws(**x)[0], vllm_v2.verify(**x)[0]
     by_us[[1, 4], 0] = drawn[[1, 4], 0]
     assert torch.equal(sampled, by_us) and num_sampled[[1, 4]].tolist() == [1, 1]
