@@ -132,15 +132,19 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
             tl.store(words + even(blocks) + block, tl.min(tl.where(key == top, v, LAST)).to(tl.int64))
     else:
         scale_by = scale_of(T, LIMBS)
+        top = float("-inf")
         for block in range(first, last):
             x = load_block(row, block, V, ALIGNED, LIMBS)
             m = tl.max(x)
             m = tl.where(m == m, m, float("-inf"))
-            mass = total_of(weigh_finite(x, m, scale_by), LIMBS)
-            if m == float("inf"):
-                mass = tl.sum((x == m).to(tl.int32)).to(tl.int64) * LARGEST_WEIGHT
+            top = tl.maximum(top, m)
             tl.store(words + block, m.to(tl.int32, bitcast=True).to(tl.int64))
-            tl.store(words + even(blocks) + block, mass)
+            tl.store(words + even(blocks) + block, total_of(weigh_finite(x, m, scale_by), LIMBS))
+        if top == float("inf"):  # rare, so blocks with infinities are read again rather than kept above
+            for block in range(first, last):
+                count = tl.sum((load_block(row, block, V, ALIGNED, LIMBS) == top).to(tl.int32))
+                if count > 0:
+                    tl.store(words + even(blocks) + block, count.to(tl.int64) * LARGEST_WEIGHT)
 
 
 @triton.jit
