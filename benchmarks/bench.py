@@ -172,7 +172,7 @@ def plain_launch(*batch):
     """The second of our two kernels, that of more arguments, as kernel[grid](...) launches it: for the host's time alone."""
     from spec_verify_xpu.gpu import launch
 
-    call = sv.api.dense_call((*batch, *[None] * 9), False, 1.0, None, None, torch.int64, None, None, "triton")
+    call = sv.api.dense_call((*batch, *[None] * 9), False, 1.0, None, None, torch.int64, None, None, None, "triton")
     aligned = launch.is_aligned(call)
     words, _, launches = launch.plan(call, aligned, *launch.configure(call, aligned))
     scratch = torch.empty(words, dtype=torch.int64, device=batch[0].device)

@@ -161,13 +161,14 @@ class Ragged(NamedTuple):
         return Ragged(*(moved(x, device) for x in self[:7]), options, *self[8:])
 
     def verify(self, impl):
-        """accepted, next_token, and emitted in its frame."""
+        """accepted, next_token, and where emitted tokens are asked for how many they are, and they in their frame."""
         verify = sv.verify_logits_varlen if self.logits else sv.verify_varlen
         if self.emitted is None:
             return tuple(verify(*self[:7], **self.options, dtype=self.dtype, impl=impl))
         framed = self.target_probs.new_full((self.size, self.max_drafts + 3), FRAME, dtype=self.emitted)
-        emitted = framed[:, 1:-1]
-        return *verify(*self[:7], **self.options, dtype=self.dtype, emitted=emitted, impl=impl), framed
+        outputs = {"num_emitted": framed.new_full((self.size,), FRAME), "emitted": framed[:, 1:-1]}
+        result = verify(*self[:7], **self.options, **outputs, dtype=self.dtype, impl=impl)
+        return *result, outputs["num_emitted"], framed
 
     def by_rule(self):
         temperature = {"temperature": 1.0} if self.logits else {}
@@ -180,7 +181,7 @@ class Ragged(NamedTuple):
         for b, (start, L) in enumerate(rule.spans(self.cu_drafts, len(tokens), self.max_drafts)):
             row = rule.emit_sequence(tokens[start : start + L], accepted[b], next_token[b])
             framed[b, 1:-1] = torch.tensor([*row, *[-1] * (self.max_drafts - L)])
-        return *results, framed
+        return *results, (results[0] + 1).to(self.emitted), framed
 
 
 def moved(x, device):

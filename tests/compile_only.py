@@ -139,7 +139,8 @@ def compile_all(name):
     if target.backend == "cuda":
         from spec_verify_xpu.gpu.overlap import release, wait
 
-        options = {"sum_options": {"maxnreg": 32, "launch_pdl": True}, "locate_options": {"launch_pdl": True}}
+        options = {name: {"launch_pdl": True} for name in ("sum_options", "locate_options", "weigh_options")}
+        options["sum_options"]["maxnreg"], options["weigh_options"]["maxnreg"] = 32, 64
         facts = {"keeps": True, "release": release, "wait": wait, **options}
         handles.is_called_as_known = note_calls(handles.is_called_as_known, called := {})
     facts = launch.DeviceFacts(**facts, exact=launch.EXACT)

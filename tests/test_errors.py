@@ -88,7 +88,7 @@ def good_calls():
     batch = random_batch(B, K, V)
     ragged = as_ragged(batch)
     ids, results = torch.int64, (torch.zeros(B, dtype=torch.int64), torch.zeros(B, dtype=torch.int64))
-    outputs = {"out": results, "emitted": torch.empty(B, K + 1, dtype=ids), "dtype": ids}
+    outputs = {"out": results, "num_emitted": results[0].clone(), "emitted": torch.empty(B, K + 1, dtype=ids), "dtype": ids}
     chance = {"seed": torch.zeros(B, dtype=ids), "offset": 3, "greedy": torch.tensor([True, False])}
     logits = {"draft_tokens": batch.draft_tokens, "draft_logits": batch.draft_probs, "target_logits": batch.target_probs}
     one_behind_the_other = dict(zip(("draft_tokens", "draft_logits", "target_logits", "cu_drafts", "max_drafts"), ragged))
@@ -150,6 +150,11 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     (VERIFIERS, "out[0]", {"out": (ints(1).expand(B), ints(B))}, ValueError),
     (VERIFIERS, "out[1]", {"out": (ints(B), ints(B, device=META))}, ValueError),
     (VERIFIERS, "out", {"out": [ints(B)] * 2}, ValueError),
+    *((VERIFIERS, "num_emitted", {"num_emitted": x}, TypeError) for x in (3, floats(B))),
+    *(
+        (VERIFIERS, "num_emitted", {"num_emitted": x}, ValueError)
+        for x in (ints(B + 1), ints(2 * B)[::2], ints(B, device=META))
+    ),
     (VERIFIERS, "emitted", {"emitted": [[0] * (K + 1)] * B}, TypeError),
     (VERIFIERS, "emitted", {"emitted": floats(B, K + 1)}, TypeError),
     (VERIFIERS, "emitted", {"emitted": ints(B, K)}, ValueError),
@@ -317,7 +322,7 @@ def test_triton_never_falls_back(monkeypatch):
 
 def test_the_operator_refuses_an_unknown_implementation():
     inputs, results = [good()[name] for name in NAMES], [torch.empty(B, dtype=torch.int64) for _ in range(2)]
-    options = None, None, SAMPLE, None, None, K, None, None, False, None, 1.0, None, None, None
+    options = None, None, SAMPLE, None, None, K, None, None, False, None, 1.0, *[None] * 4
     with pytest.raises(ValueError, match=r"^impl: expected one of .* got 'nonsense'"):
         sv.ops.ops.verify(*inputs, *options, *results, "nonsense")
 

@@ -51,7 +51,7 @@ def verify(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_samp
     result = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.int64)
     uniforms = uniform_accept, uniform_sample
     rest = None, None, rule.SAMPLE, lengths, None, K, None, bonus_tokens, False, None, 1.0, None, None
-    compiled_cpu.verify(Call(draft_tokens, draft_probs, target_probs, *uniforms, *rest, None, *result))
+    compiled_cpu.verify(Call(draft_tokens, draft_probs, target_probs, *uniforms, *rest, None, None, *result))
     return result
 
 

@@ -81,7 +81,7 @@ def test_opcheck_of_the_others(batch, impl, device):
             None,
             None,
             *more,
-            *[None] * 3,
+            *[None] * 4,
             *outputs,
             impl,
         )
@@ -177,8 +177,8 @@ def steps(impl):
     def outputs(batch):
         B, K = batch.draft_tokens.shape
         out = torch.zeros_like(batch.lengths), torch.zeros_like(batch.lengths, dtype=torch.int32)
-        emitted = batch.draft_tokens.new_zeros(B, K + 1)
-        return [*sv.verify(*batch[:5], out=out, emitted=emitted, impl=impl), *out, emitted]
+        more = {"num_emitted": torch.zeros_like(batch.lengths), "emitted": batch.draft_tokens.new_zeros(B, K + 1)}
+        return [*sv.verify(*batch[:5], out=out, **more, impl=impl), *out, *more.values()]
 
     def metrics(batch):
         accepted, next_token = sv.verify(*batch[:5], lengths=batch.lengths, impl=impl)

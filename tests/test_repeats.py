@@ -96,20 +96,22 @@ def test_every_option_is_repeated(inputs, launched):
 
 
 @pytest.mark.parametrize("kind", [tuple, list, lambda x: sv.VerifyResult(*x)], ids=["tuple", "list", "result"])
-@pytest.mark.parametrize("has_emitted", [True, False])
-def test_outputs_that_are_brought(kind, has_emitted, inputs, launched):
-    """Every pair that the validation takes is written and returned, and counts as written; also emitted beside it."""
+@pytest.mark.parametrize("names", ["", "emitted", "num_emitted", "num_emitted emitted"])
+def test_outputs_that_are_brought(kind, names, inputs, launched):
+    """Every pair that the validation takes is written and returned, and counts as written; also what is asked for beside it."""
     expected = sv.verify(*inputs, impl="reference")
     out = kind([torch.empty(3, dtype=torch.int32) for _ in range(2)])
-    emitted = torch.empty(3, 5, dtype=torch.int64) if has_emitted else None
+    wanted = {"num_emitted": expected.accepted + 1, "emitted": sv.emit(inputs[0], *expected)}
+    more = {name: torch.empty_like(wanted[name]) for name in names.split()}
     for count in range(3):
-        for x in (*out, emitted) if has_emitted else out:
+        written = *out, *more.values()
+        for x in written:
             x.fill_(-7)
-        versions = [x._version for x in out]
-        result = sv.verify(*inputs, out=out, emitted=emitted, impl="eager")
+        versions = [x._version for x in written]
+        result = sv.verify(*inputs, out=out, **more, impl="eager")
         assert result[0] is out[0] and result[1] is out[1] and same(result, expected) and len(launched) == count
-        assert all(x._version > before for x, before in zip(out, versions))
-        assert not has_emitted or torch.equal(emitted, sv.emit(inputs[0], *expected))
+        assert all(x._version > before for x, before in zip(written, versions))
+        assert all(torch.equal(x, wanted[name]) for name, x in more.items())
 
 
 def test_what_is_wrong_is_refused_after_a_call_that_was_right(inputs, launched):
@@ -207,7 +209,7 @@ def test_batches_without_anything_to_launch_are_not_kept(B, T, monkeypatch):
     ends, numbers = torch.arange(B + 1) * (T // 2), torch.arange(B)
     rows = torch.zeros(T, dtype=torch.int64), torch.rand(T, 16), torch.rand(T + B, 16)
     inputs = *rows, None, None, numbers, numbers + 1, None, ends, None, None, None, None, None
-    call = sv.api.ragged_call(inputs, False, 1.0, 2, None, torch.int64, None, None, "eager")
+    call = sv.api.ragged_call(inputs, False, 1.0, 2, None, torch.int64, None, None, None, "eager")
     assert bool(launch.kept(call)) == (B * T > 0)
 
 

@@ -484,11 +484,12 @@ def test_outputs(dtype, impl, device):
         assert equal(call(dtype=dtype), [x.to(dtype) for x in plain])
         out = tuple(torch.empty(5, dtype=d, device=device) for d in (dtype, torch.int64))
         framed = torch.full((5, 7), 77, dtype=dtype, device=device)
-        result = call(out=out, emitted=framed[:, 1:-1])
+        count = torch.empty(5, dtype=dtype, device=device)
+        result = call(out=out, num_emitted=count, emitted=framed[:, 1:-1])
         assert isinstance(result, sv.VerifyResult) and result.accepted is out[0] and result.next_token is out[1]
         assert equal(out, (plain.accepted.to(dtype), plain.next_token))
         assert torch.equal(framed[:, 1:-1].long(), sv.emit(batch.draft_tokens, *plain, impl="eager"))
-        assert (framed[:, [0, -1]] == 77).all()
+        assert (framed[:, [0, -1]] == 77).all() and torch.equal(count, plain.accepted.to(dtype) + 1)
 
 
 def contents(batch):

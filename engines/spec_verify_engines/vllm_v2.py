@@ -97,7 +97,8 @@ def verify(
         if V != V_draft:
             target_logits, draft_logits = target_logits[:, :V_draft], draft_logits[:, :, :V]
     sampled = torch.empty(R, K + 1, dtype=torch.int64, device=device)
-    accepted, _ = sv.verify_logits_varlen(
+    num_sampled = torch.empty(R, dtype=torch.int32, device=device)
+    sv.verify_logits_varlen(
         draft_tokens,
         draft_logits,
         target_logits,
@@ -108,11 +109,11 @@ def verify(
         draft_slots=slots,
         seed=seeds,
         offset=offsets,
-        dtype=torch.int32,
+        num_emitted=num_sampled,
         emitted=sampled,
         impl="eager" if device.type == "cpu" else "triton",  # see vllm.py
     )
-    return sampled, accepted.add_(1)  # in place, which saves an allocation: it is ours alone
+    return sampled, num_sampled
 
 
 @functools.lru_cache(None)

@@ -14,9 +14,13 @@ POINTERS = (*INPUTS, "numbers", "temperatures")
 
 @triton.jit(do_not_specialize=[*POINTERS, "T"])
 def arrange(
-    draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed, numbers, temperatures, T, POSITIONS: tl.constexpr
-):
+    draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed, numbers, temperatures, T, POSITIONS: tl.constexpr,
+    wait: tl.constexpr, release: tl.constexpr,
+):  # fmt: skip
     """grid (R,): each program writes what belongs to its request."""
+    if wait is not None:
+        wait()
+        release()  # the next kernel waits for all of this one
     r = tl.program_id(0)
     R = tl.num_programs(0)
     start = tl.load(cu_num_logits + r).to(tl.int64)
@@ -37,8 +41,10 @@ def arrange(
 
 
 @functools.lru_cache(4096)
-def arrange_launch(R, T, K):
-    return launch.Launch(arrange, POINTERS, (R, 1, 1), (T,), (launch.power_of_2(K),), {"num_warps": 1})
+def arrange_launch(device, R, T, K):
+    on = launch.device_facts(device)
+    options = {"num_warps": 1, **on.locate_options}
+    return launch.Launch(arrange, POINTERS, (R, 1, 1), (T,), (launch.power_of_2(K),), options, (on.wait, on.release))
 
 
 def by_triton(draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed, K):
@@ -50,5 +56,5 @@ def by_triton(draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed,
     tensors = draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed, numbers, temperatures
     with launch.on_device(device):
         keeps = launch.device_facts(device).keeps
-        launch.launch([arrange_launch(R, N - R, K)], dict(zip(POINTERS, tensors)), device, keeps)
+        launch.launch([arrange_launch(device, R, N - R, K)], dict(zip(POINTERS, tensors)), device, keeps)
     return *numbers.split_with_sizes(sizes), *temperatures.unbind()

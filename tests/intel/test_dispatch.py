@@ -56,7 +56,7 @@ def test_launches_on_the_tensors_device(iris_xe, monkeypatch, B, chunk, programs
         uniforms = [torch.empty(B, k, dtype=torch.int64, device=XPU) for k in (5, 6)]
         tokens = torch.empty(B, 5, dtype=torch.int64, device=XPU)
         results = (torch.empty(B, dtype=torch.int64, device=XPU) for _ in range(2))
-        options = None, None, SAMPLE, None, None, 5, None, None, False, None, 1.0, None, None, None
+        options = None, None, SAMPLE, None, None, 5, None, None, False, None, 1.0, *[None] * 4
         launch.verify(Call(tokens, draft, target, *uniforms, *options, *results))
     assert iris_xe == [XPU, None]
     assert [(name, grid, device) for name, grid, device, *_ in calls] == [

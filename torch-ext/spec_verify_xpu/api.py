@@ -46,6 +46,7 @@ def verify(
     generator: Optional[torch.Generator] = None,
     dtype: torch.dtype = torch.int64,
     out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    num_emitted: Optional[torch.Tensor] = None,
     emitted: Optional[torch.Tensor] = None,
     impl: str = "auto",
 ) -> VerifyResult:
@@ -95,8 +96,10 @@ def verify(
     dtype
         That of the result, int64 or int32, where no out is given.
     out
-        Two tensors of shape ``[B]``, int64 or int32, contiguous, which are written and returned as the result. Like emitted
-        they must share no memory with one another or with the inputs.
+        Two tensors of shape ``[B]``, int64 or int32, contiguous, which are written and returned as the result. Like the next
+        two they must share no memory with one another or with the inputs.
+    num_emitted
+        A tensor that is written with how many tokens a sequence gets: accepted + 1. Shape ``[B]``, int64 or int32, contiguous.
     emitted
         A tensor that the verification itself writes with what `emit` returns: the accepted drafts, the next token, and -1 in
         what is left. Shape ``[B, K + 1]``, int64 or int32, last dimension contiguous.
@@ -133,7 +136,7 @@ def verify(
     accepted, next_token = NEITHER if out is None else pair_of(out)
     return run(dense_call, out, generator, (
         draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, None, greedy,
-        bonus_tokens, None, None, None, emitted, accepted, next_token, dtype, impl, None, False, 1.0,
+        bonus_tokens, None, None, None, num_emitted, emitted, accepted, next_token, dtype, impl, None, False, 1.0,
     ))  # fmt: skip
 
 
@@ -153,6 +156,7 @@ def verify_varlen(
     generator: Optional[torch.Generator] = None,
     dtype: torch.dtype = torch.int64,
     out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    num_emitted: Optional[torch.Tensor] = None,
     emitted: Optional[torch.Tensor] = None,
     impl: str = "auto",
 ) -> VerifyResult:
@@ -199,7 +203,7 @@ def verify_varlen(
     accepted, next_token = NEITHER if out is None else pair_of(out)
     return run(ragged_call, out, generator, (
         draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, None, cu_drafts, greedy,
-        bonus_tokens, None, None, None, emitted, accepted, next_token, dtype, impl, max_drafts, False, 1.0,
+        bonus_tokens, None, None, None, num_emitted, emitted, accepted, next_token, dtype, impl, max_drafts, False, 1.0,
     ))  # fmt: skip
 
 
@@ -221,6 +225,7 @@ def verify_logits(
     generator: Optional[torch.Generator] = None,
     dtype: torch.dtype = torch.int64,
     out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    num_emitted: Optional[torch.Tensor] = None,
     emitted: Optional[torch.Tensor] = None,
     impl: str = "auto",
 ) -> VerifyResult:
@@ -261,8 +266,8 @@ def verify_logits(
     accepted, next_token = NEITHER if out is None else pair_of(out)
     return run(dense_call, out, generator, (
         draft_tokens, draft_logits, target_logits, uniform_accept, uniform_sample, seed, offset, lengths, None, greedy,
-        bonus_tokens, temperature, draft_slots, draft_temperature, emitted, accepted, next_token, dtype, impl, None, True,
-        one_temperature,
+        bonus_tokens, temperature, draft_slots, draft_temperature, num_emitted, emitted, accepted, next_token, dtype, impl,
+        None, True, one_temperature,
     ))  # fmt: skip
 
 
@@ -285,6 +290,7 @@ def verify_logits_varlen(
     generator: Optional[torch.Generator] = None,
     dtype: torch.dtype = torch.int64,
     out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    num_emitted: Optional[torch.Tensor] = None,
     emitted: Optional[torch.Tensor] = None,
     impl: str = "auto",
 ) -> VerifyResult:
@@ -309,8 +315,8 @@ def verify_logits_varlen(
     accepted, next_token = NEITHER if out is None else pair_of(out)
     return run(ragged_call, out, generator, (
         draft_tokens, draft_logits, target_logits, uniform_accept, uniform_sample, seed, offset, None, cu_drafts, greedy,
-        bonus_tokens, temperature, draft_slots, draft_temperature, emitted, accepted, next_token, dtype, impl, max_drafts, True,
-        one_temperature,
+        bonus_tokens, temperature, draft_slots, draft_temperature, num_emitted, emitted, accepted, next_token, dtype, impl,
+        max_drafts, True, one_temperature,
     ))  # fmt: skip
 
 
@@ -321,6 +327,7 @@ def verify_greedy(
     lengths: Optional[torch.Tensor] = None,
     dtype: torch.dtype = torch.int64,
     out: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    num_emitted: Optional[torch.Tensor] = None,
     emitted: Optional[torch.Tensor] = None,
     impl: str = "auto",
 ) -> VerifyResult:
@@ -345,10 +352,10 @@ def verify_greedy(
     VerifyResult(accepted=tensor([1]), next_token=tensor([1]))
     """
     B, K = validate_dense(draft_tokens, None, target, lengths, ("", "target"), SCORES)
-    result = result_of(out, emitted, dtype, B, K, target.device)
+    result = result_of(out, num_emitted, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     no_chance = [None] * 4
-    options = lengths, None, K, None, None, False, None, 1.0, None, None, emitted
+    options = lengths, None, K, None, None, False, None, 1.0, None, None, num_emitted, emitted
     ops.verify(draft_tokens, None, target, *no_chance, SAMPLE, *options, *result, impl)
     return VerifyResult(*result)
 
@@ -447,7 +454,7 @@ def sample_rows(name, rows, uniform, logits, temperature, seed, offset, generato
     # The acceptance uniforms, of which there are none, are given all the same: without any, sequences would be greedy.
     columns = (None, None) if uniform is None else (uniform.view(R, 1).narrow(1, 0, 0), uniform.view(R, 1))
     inputs = no_drafts, None, rows.reshape(R, 1, rows.shape[-1]), *columns, seed, offset, DRAW, None, None, 0, None, None
-    ops.verify(*inputs, logits, temperature, one_temperature, None, None, None, accepted, tokens.view(R), impl)
+    ops.verify(*inputs, logits, temperature, one_temperature, *[None] * 4, accepted, tokens.view(R), impl)
     return tokens
 
 
@@ -508,6 +515,7 @@ def warmup(
     cu_drafts: Optional[torch.dtype] = None,
     greedy: bool = False,
     bonus_tokens: Optional[torch.dtype] = None,
+    num_emitted: Optional[torch.dtype] = None,
     emitted: Optional[torch.dtype] = None,
     logits: bool = False,
     temperature: bool = False,
@@ -576,7 +584,7 @@ def warmup(
         tensor(draft_slots, 1),
         tensor(torch.float32 if draft_temperature else None, 1),
     )
-    more = None, dtype, None, tensor(emitted, 1, 4), impl
+    more = None, dtype, None, tensor(num_emitted, 1), tensor(emitted, 1, 4), impl
     call = ragged_call(inputs, logits, 1.0, 3, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
     module = implementation(call.accepted.device.type, impl)
     if hasattr(module, "warmup"):
@@ -599,8 +607,8 @@ def run(call_of_inputs, out, generator, arguments):
     """
     if generator is None and (result := repeat(arguments)):
         return result
-    *inputs, emitted, _, _, dtype, impl, max_drafts, logits, one_temperature = arguments
-    call = call_of_inputs(inputs, logits, one_temperature, max_drafts, generator, dtype, out, emitted, impl)
+    *inputs, num_emitted, emitted, _, _, dtype, impl, max_drafts, logits, one_temperature = arguments
+    call = call_of_inputs(inputs, logits, one_temperature, max_drafts, generator, dtype, out, num_emitted, emitted, impl)
     ops.verify(*call, impl)
     if not is_compiling():
         remember(arguments, call, impl)
@@ -627,7 +635,7 @@ def ragged_call(inputs, logits, one_temperature, max_drafts, *options):
     return call_of(inputs, uniforms, B, max_drafts, logits, one_temperature, *options)
 
 
-def call_of(inputs, uniforms, B, K, logits, one_temperature, generator, dtype, out, emitted, impl):
+def call_of(inputs, uniforms, B, K, logits, one_temperature, generator, dtype, out, num_emitted, emitted, impl):
     """The call of inputs whose rows are validated, with what else they say, and the outputs."""
     draft_tokens, draft, target, _, _, seed, offset, *counts, temperature, draft_slots, draft_temperature = inputs
     lengths, cu_drafts, greedy, bonus_tokens = counts
@@ -636,10 +644,10 @@ def call_of(inputs, uniforms, B, K, logits, one_temperature, generator, dtype, o
     validate_bonus_tokens(bonus_tokens, B, target.device)
     validate_temperature(temperature, one_temperature, (B,), "[B]", target.device)
     draft_temperature = draft_temperature_of(draft_temperature, draft, B, target.device)
-    accepted, next_token = result_of(out, emitted, dtype, B, K, target.device)
+    accepted, next_token = result_of(out, num_emitted, emitted, dtype, B, K, target.device)
     require_implementation(impl)
     options = lengths, cu_drafts, K, greedy, bonus_tokens, logits, temperature, one_temperature, draft_slots, draft_temperature
-    return Call(draft_tokens, draft, target, *randomness, SAMPLE, *options, emitted, accepted, next_token)
+    return Call(draft_tokens, draft, target, *randomness, SAMPLE, *options, num_emitted, emitted, accepted, next_token)
 
 
 def draft_temperature_of(temperature, draft, B, device):
@@ -685,9 +693,9 @@ def random_bits(shape, device, generator):
     return bits.random_(generator=generator)
 
 
-def result_of(out, emitted, dtype, B, K, device):
+def result_of(out, num_emitted, emitted, dtype, B, K, device):
     """accepted and next_token, to be written: the caller's tensors, or new ones."""
-    validate_outputs(out, emitted, dtype, B, K, device)
+    validate_outputs(out, num_emitted, emitted, dtype, B, K, device)
     return [torch.empty(B, dtype=dtype, device=device) for _ in range(2)] if out is None else out
 
 

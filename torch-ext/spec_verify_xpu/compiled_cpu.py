@@ -541,7 +541,7 @@ def compiled(function):
 @compiled
 def verify_sequences(first, last, T, K, S, V_draft, V, purpose, logits, draft_tokens, draft_probs, target_probs,
                      uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
-                     temperature, draft_slots, draft_temperature, emitted, accepted, next_token):  # fmt: skip
+                     temperature, draft_slots, draft_temperature, num_emitted, emitted, accepted, next_token):  # fmt: skip
     """Verify sequences [first, last)."""
     sums = np.empty((V + BLOCK - 1) // BLOCK, np.int64)
     memory = np.empty(rule.BLOCK, np.float32)  # a block of logits, or one of each row
@@ -573,6 +573,8 @@ def verify_sequences(first, last, T, K, S, V_draft, V, purpose, logits, draft_to
                 )
         store_int(n, at(of(accepted, b), 0))
         store_int(token, at(of(next_token, b), 0))
+        if num_emitted[1] != NUMBER:
+            store_int(n + 1, at(of(num_emitted, b), 0))
         if emitted[1] != NUMBER:
             emit_sequence(tokens, n, token, -1, of(emitted, b), K + 1)
     memory[0] = 0  # Numba frees an array after its last use, and an address is none
@@ -627,7 +629,8 @@ def described(call):
         describe(call.greedy, ONE_EACH, int(call.all_greedy)), describe(call.bonus_tokens, ONE_EACH),
         describe(call.temperature, ONE_EACH, call.temperature_fields),
         describe(call.draft_slots, ONE_EACH), describe(call.draft_temperature, ONE_EACH),
-        describe(call.emitted, DENSE), describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH),
+        describe(call.num_emitted, ONE_EACH), describe(call.emitted, DENSE),
+        describe(call.accepted, ONE_EACH), describe(call.next_token, ONE_EACH),
     )  # fmt: skip
 
 

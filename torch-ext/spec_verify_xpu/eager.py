@@ -57,6 +57,8 @@ def verify(call):
         next_token = torch.where(accepted == counts.sum(-1), call.bonus_tokens, next_token)
     call.accepted.copy_(accepted)
     call.next_token.copy_(next_token)
+    if call.num_emitted is not None:
+        call.num_emitted.copy_(accepted + 1)
     if call.emitted is not None:
         tokens = torch.nn.functional.pad(tokens, (0, call.max_drafts - K))
         emit(tokens, accepted, next_token, -1, call.emitted)

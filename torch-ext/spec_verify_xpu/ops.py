@@ -51,7 +51,8 @@ class Call(NamedTuple):
     one_temperature: float  # for all sequences where there is no tensor
     draft_slots: Optional[torch.Tensor]  # [B], of draft_probs, clamped to [0, S - 1]
     draft_temperature: Optional[torch.Tensor]  # [B] float32, where it is not that of the target
-    emitted: Optional[torch.Tensor]  # [B, R], to be written, as the two below
+    num_emitted: Optional[torch.Tensor]  # [B], to be written, as the three below
+    emitted: Optional[torch.Tensor]  # [B, R]
     accepted: torch.Tensor
     next_token: torch.Tensor
 
@@ -74,7 +75,8 @@ _library.define(
     "verify(Tensor draft_tokens, Tensor? draft_probs, Tensor target_probs, Tensor? uniform_accept, Tensor? uniform_sample,"
     " Tensor? seed, Tensor? offset, int purpose, Tensor? lengths, Tensor? cu_drafts, SymInt max_drafts, Tensor? greedy,"
     " Tensor? bonus_tokens, bool logits, Tensor? temperature, float one_temperature, Tensor? draft_slots,"
-    " Tensor? draft_temperature, Tensor(a!)? emitted, Tensor(b!) accepted, Tensor(c!) next_token, str impl) -> ()"
+    " Tensor? draft_temperature, Tensor(a!)? num_emitted, Tensor(b!)? emitted, Tensor(c!) accepted, Tensor(d!) next_token,"
+    " str impl) -> ()"
 )
 _library.define("emit(Tensor draft_tokens, Tensor accepted, Tensor next_token, SymInt pad, Tensor(a!) emitted, str impl) -> ()")
 
@@ -87,7 +89,7 @@ def run_verify(draft_tokens, draft_probs, target_probs, *rest):
         write_bonus_tokens(call)
     else:
         module.verify(call)
-    torch.autograd.graph.increment_version([x for x in call[-3:] if x is not None])  # they were written behind torch's back
+    torch.autograd.graph.increment_version([x for x in call[-4:] if x is not None])  # they were written behind torch's back
 
 
 @torch.inference_mode()  # as eager
@@ -95,6 +97,8 @@ def write_bonus_tokens(call):
     """What sequences without drafts get. There is no row that a kernel could be pointed at."""
     call.accepted.zero_()
     call.next_token.copy_(call.bonus_tokens)
+    if call.num_emitted is not None:
+        call.num_emitted.fill_(1)
     if call.emitted is not None:
         call.emitted.fill_(-1)[:, 0] = call.bonus_tokens
 

@@ -23,6 +23,8 @@ def verify(call):
         accepted, tokens = rule.verify_varlen(*rows, call.cu_drafts, call.max_drafts, *uniforms, greedy, **options)
     write(call.accepted, accepted)
     write(call.next_token, tokens)
+    if call.num_emitted is not None:
+        write(call.num_emitted, [n + 1 for n in accepted])
     if call.emitted is not None:
         drafts = call.draft_tokens.tolist()
         if call.cu_drafts is not None:

@@ -89,7 +89,7 @@ def repeater(arguments, call, words, greedy_words, was_aligned, launch):
     device_index, B, result_dtype = device.index, len(call.accepted), call.accepted.dtype
     draft, target = (1, 2) if call.draft_probs is not None else (1, 1)
     brings_out = tensors[-1] is not None
-    written = slice(-2 * brings_out - (call.emitted is not None), None)
+    written = slice(-2 * brings_out - sum(x is not None for x in (call.emitted, call.num_emitted)), None)
     in_one = not brings_out and result_dtype == torch.int64 and 0 < words + greedy_words <= MOST_SHARED
     half = B + B % 2  # so that both outputs and scratch begin at 16 bytes
     whole, part, own, step, int64 = (2 * half + words + greedy_words,), (B,), (words + greedy_words,), (1,), torch.int64

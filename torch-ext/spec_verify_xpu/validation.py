@@ -202,7 +202,7 @@ def validate_randomness(uniforms, seed, offset, generator, leading, meaning, dev
             raise ValueError("generator: expected None beside a seed, got a torch.Generator")
 
 
-def validate_outputs(out, emitted, dtype, B, K, device):
+def validate_outputs(out, num_emitted, emitted, dtype, B, K, device):
     """out is two tensors [B], or None."""
     require_integer_dtype(dtype)
     if out is not None:
@@ -213,6 +213,9 @@ def validate_outputs(out, emitted, dtype, B, K, device):
             require_contiguous_last(f"out[{i}]", x)
         if out[0] is out[1]:
             raise ValueError("out: expected two tensors, got one twice")
+    if num_emitted is not None:
+        require("num_emitted", num_emitted, INTEGERS, (B,), "[B]", device)
+        require_contiguous_last("num_emitted", num_emitted)
     if emitted is not None:
         require("emitted", emitted, INTEGERS, (B, K + 1), "[B, K + 1]", device)
         require_writable_rows("emitted", emitted)

@@ -269,8 +269,9 @@ def write_token(next_token, emitted, bonus_tokens, n, length, token, is_it):
 # One compiled kernel serves every shape: no argument's value makes another, and ALIGNED says what the compiler may assume.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "bonus_tokens", "scratch", "bests", "accepted", "next_token", "emitted", "pad", "K", "T", "V_draft", "V",
-    "chunks", "programs", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k", "stride_emitted",
+    "greedy", "bonus_tokens", "scratch", "bests", "accepted", "next_token", "num_emitted", "emitted", "pad", "K", "T",
+    "V_draft", "V", "chunks", "programs", "stride_draft_b", "stride_draft_k", "stride_target_b", "stride_target_k",
+    "stride_emitted",
 ]  # fmt: skip
 
 
@@ -341,8 +342,8 @@ def sum_chunks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
-           scratch, bests, accepted, next_token, emitted, K, T, V_draft, V, chunks, programs, stride_draft_b, stride_draft_k,
-           stride_target_b, stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr,
+           scratch, bests, accepted, next_token, num_emitted, emitted, K, T, V_draft, V, chunks, programs, stride_draft_b,
+           stride_draft_k, stride_target_b, stride_target_k, stride_emitted, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr,
            POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
            wait: tl.constexpr):
     """grid (B,): find the chunk that holds the threshold among at most CAPACITY sums, and the entry in it.
@@ -431,6 +432,8 @@ def locate(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset
             found = tl.max(tl.reshape(tl.where(is_it, entry, -1), (CHUNK // GROUP, GROUP)), 1)
             write_token(next_token, emitted, bonus_tokens, n, length, found.to(tl.int64), found >= 0)
     tl.store(accepted + b, n)
+    if num_emitted is not None:
+        tl.store(num_emitted + b, n + 1)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)
 

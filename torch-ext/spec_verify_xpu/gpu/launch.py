@@ -44,12 +44,13 @@ class Plan(NamedTuple):
 
 INPUTS = ("seed", "offset", "lengths", "cu_drafts", "greedy", "bonus_tokens", "scratch", "bests")
 SUM_CHUNKS = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", *INPUTS)
-LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, "accepted", "next_token", "emitted")
+OUTPUTS = "accepted", "next_token", "num_emitted", "emitted"
+LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, *OUTPUTS)
 OF_LOGITS = ("lengths", "cu_drafts", "greedy", "bonus_tokens", "temperature", "draft_slots", "draft_temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
 WEIGH_BLOCKS = SHARE_ROWS = SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
 UNIFORMS = ("uniform_accept", "uniform_sample")
-DRAW = ("draft_tokens", *ROWS, *UNIFORMS, *SEEDS, *OF_LOGITS, "accepted", "next_token", "emitted")
+DRAW = ("draft_tokens", *ROWS, *UNIFORMS, *SEEDS, *OF_LOGITS, *OUTPUTS)
 
 
 def configure(call, aligned):
@@ -113,8 +114,8 @@ def plan_of_logits(call, aligned, config, capacity):
         """How many of so many rows a program takes, so that all of them fill the device."""
         return max(1, min(most, B * rows * blocks * warps // on.threads))
 
-    def options(warps):
-        return {"num_warps": warps, **on.locate_options, **on.exact}
+    def options(warps, more=on.locate_options):
+        return {"num_warps": warps, **more, **on.exact}
 
     launches = []
     for first, positions in stages(target_rows) if config.in_stages else [(0, target_rows)]:
@@ -124,7 +125,7 @@ def plan_of_logits(call, aligned, config, capacity):
             Launch(
                 weigh_blocks, WEIGH_BLOCKS, (B, ceil_div(blocks, count), stage_rows),
                 (first, positions, most, *sizes, count, *strides), how,
-                options(config.weigh_warps), (on.wait, on.release),
+                options(config.weigh_warps, on.weigh_options), (on.wait, on.release),
             ),
             Launch(
                 share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides), (*how, capacity),
@@ -202,7 +203,7 @@ def without_empty_rows(call):
 
 def as_read(call):
     """The call's tensors, {name: tensor or None}, as the kernels read them: the small ones contiguous."""
-    as_they_are = ("draft_probs", "target_probs", "emitted", "accepted", "next_token")
+    as_they_are = *ROWS, *OUTPUTS
     return {
         name: x if x is None else fields(x if name in as_they_are else x.contiguous())
         for name, x in call.tensors().items()
@@ -288,6 +289,7 @@ class DeviceFacts:
     wait: Optional[Callable] = None
     sum_options: dict = field(default_factory=dict)
     locate_options: dict = field(default_factory=dict)
+    weigh_options: dict = field(default_factory=dict)
     exact: dict = field(default_factory=dict)  # no fused products and sums, which round once where the rule does twice
 
 
@@ -309,8 +311,10 @@ def device_facts(device):
 
         facts.update(release=release, wait=wait)
         overlapped = {"launch_pdl": True}
-    sum_options = {"maxnreg": 32, **overlapped}  # registers that a thread has of a full processor
-    return DeviceFacts(**facts, keeps=keeps_launches(device), sum_options=sum_options, locate_options=overlapped)
+    facts.update(keeps=keeps_launches(device), locate_options=overlapped)
+    facts["sum_options"] = {"maxnreg": 32, **overlapped}  # what a thread has of a full processor
+    facts["weigh_options"] = {"maxnreg": 64, **overlapped}  # and where programs are one warp, of which it takes 32
+    return DeviceFacts(**facts)
 
 
 EXACT = {"enable_fp_fusion": False}

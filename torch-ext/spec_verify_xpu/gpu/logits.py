@@ -313,9 +313,9 @@ def row_of(b, i, start, length, own, own_draft, scratch, position, positions, S,
 # As in kernels.py, one compiled kernel serves every shape.
 UNSPECIALIZED = [
     "draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample", "seed", "offset", "lengths", "cu_drafts",
-    "greedy", "bonus_tokens", "temperature", "draft_slots", "draft_temperature", "scratch", "accepted", "next_token", "emitted",
-    "position", "positions", "K", "T", "S", "V_draft", "V", "blocks", "count", "stride_draft_b", "stride_draft_k",
-    "stride_target_b", "stride_target_k", "fields", "stride_emitted",
+    "greedy", "bonus_tokens", "temperature", "draft_slots", "draft_temperature", "scratch", "accepted", "next_token",
+    "num_emitted", "emitted", "position", "positions", "K", "T", "S", "V_draft", "V", "blocks", "count", "stride_draft_b",
+    "stride_draft_k", "stride_target_b", "stride_target_k", "fields", "stride_emitted",
 ]  # fmt: skip
 
 
@@ -484,8 +484,8 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy,
-         bonus_tokens, temperature, draft_slots, draft_temperature, scratch, accepted, next_token, emitted, K, T, S, V_draft, V,
-         blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted,
+         bonus_tokens, temperature, draft_slots, draft_temperature, scratch, accepted, next_token, num_emitted, emitted, K, T,
+         S, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted,
          FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
          SAMPLE_FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it.
@@ -567,5 +567,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
         write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64) + one, one == 0)
     tl.store(accepted + b, n)
+    if num_emitted is not None:
+        tl.store(num_emitted + b, n + 1)
     if emitted is not None:
         write_others(emitted, tokens, n, -1, K, POSITIONS)
