@@ -688,5 +688,5 @@ def emit(draft_tokens, accepted, next_token, pad, emitted):
 def warmup(call=None, vocabulary=None):
     """Compile, or load what an earlier process compiled, for calls of any dtypes and vocabulary."""
     nothing = (0, int(NUMBER), 0, 0)
-    verify_sequences(*(0,) * 8, False, *(nothing,) * 17)
+    verify_sequences(*(0,) * 8, False, *(nothing,) * 18)
     emit_sequences(0, 0, 0, *(nothing,) * 4)
