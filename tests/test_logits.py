@@ -217,10 +217,8 @@ def slotted(batch, extra=1):
     """(the batch, {"draft_slots"}) with the draft's rows in slots: more than sequences, out of order, with rows to spare."""
     B, K = batch.draft_tokens.shape
     slots = torch.randperm(B + 2, generator=torch.Generator().manual_seed(B))[:B]
-    spans = [(b * K, K) for b in range(B)]
-    return batch._replace(draft_probs=in_slots(batch.draft_probs.flatten(0, 1), spans, slots, B + 2, K + extra)), {
-        "draft_slots": slots
-    }
+    kept = in_slots(batch.draft_probs.flatten(0, 1), [(b * K, K) for b in range(B)], slots, B + 2, K + extra)
+    return batch._replace(draft_probs=kept), {"draft_slots": slots}
 
 
 @pytest.mark.parametrize("kind", ["rows", "bonus", "greedy"])
@@ -233,7 +231,7 @@ def test_draft_slots(V, V_draft, kind, impl, device):
     for own in ({}, {"draft_temperature": torch.tensor([0.5, 2.0, 1.0, 0.7, 1.5, NAN])}):
         expected = by_rule(batch, **options, **own)
         kept, slots = slotted(batch)
-        assert_equals_rule(kept, impl, device, **options, **own, **slots)
+        assert all(map(torch.equal, by_rule(kept, **options, **own, **slots), expected))
         assert all(map(torch.equal, verify(kept, impl, device, **options, **own, **slots), expected))
         ragged = as_ragged(batch, options={**options, **own, **slots}, emitted=torch.int64, logits=True)
         ragged = ragged._replace(draft_probs=kept.draft_probs)
@@ -272,7 +270,7 @@ def test_temperature_of_the_draft(temperature, impl, device):
     batch = logits_batch(len(values), 1, 40)
     batch.draft_probs[::3] = 0  # ties, which the coldest shares
     of_all = 1.0 if temperature is None else values.flip(0) if temperature == "tensor" else temperature
-    for own in (torch.stack([values, -values], 1)[:, 0], 0, 0.5, 1e-50, 1e300, INF):
+    for own in (torch.stack([values, -values], 1)[:, 0], 0, 1e-50, 1e300):
         found = verify(batch, impl, device, temperature=None if temperature is None else of_all, draft_temperature=own)
         assert all(map(torch.equal, found, by_rule(batch, of_all, draft_temperature=own)))
     cold, coldest = (by_rule(batch, draft_temperature=x) for x in (0, 2.0**-60))

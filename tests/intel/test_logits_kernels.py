@@ -12,6 +12,7 @@ from spec_verify_xpu.gpu.numbers import divide, scale_of
 from test_logits import (  # noqa: F401
     assert_equals_rule,
     sequences,
+    test_draft_slots,
     test_dtypes_of_draft_and_target_differ,
     test_every_entry_of_a_row,
     test_every_half,
@@ -22,6 +23,7 @@ from test_logits import (  # noqa: F401
     test_residual_without_mass,
     test_rows_of_interest,
     test_shape,
+    test_temperature_of_the_draft,
     test_temperature_that_is_a_number,
     test_temperatures_of_a_tensor,
     test_ten_thousand_rows,
