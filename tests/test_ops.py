@@ -58,6 +58,7 @@ def test_opcheck(batch, ragged, chance, given, logits, impl, device):
         (
             source.draft_tokens, draft, source.target_probs, accept, sample, *seeds, SAMPLE,
             lengths, source.cu_drafts if ragged else None, 4, greedy, bonus_tokens, logits, temperature, 1.0, *own,
+            outputs[0].clone() if given else None,
             torch.zeros(3, 5, dtype=torch.int32, device=device) if given else None, *outputs, impl,
         ),
     )  # fmt: skip

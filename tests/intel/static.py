@@ -100,7 +100,8 @@ def logits_serving_kernels():
 def measure(kernel, gpu):
     """What is in the assembly that IGC makes for a GPU from the SPIR-V of Intel's backend.
 
-    IGC compiles again, unrolling less, where the first code spills: `tries`. The last one counts.
+    IGC compiles again, unrolling less, where the first code spills: `tries`. The last one counts. `fma` is how many fused
+    products and sums the LLVM IR asks for, `fused` how many there are.
     """
     spirv = intel.translate_to_spirv(kernel.asm["llir"])[0]
     output, written = ocloc("compile", "-file", "kernel.spv", "-spirv_input", "-device", gpu, spirv=spirv)
@@ -119,6 +120,7 @@ def measure(kernel, gpu):
         "grf": number(r"numGRF=(\d+)"),
         "fp64": len(re.findall(r":df\b", code)),
         "atomics": len(re.findall(r"\batomic", code)),
+        "fma": len(re.findall(r"call float @llvm\.fma\.", kernel.asm["llir"])),
         "fused": len(re.findall(r"\bmad\b.*:f\b", code)),
         "loop": longest_loop(code),
     }

@@ -14,6 +14,7 @@ from test_logits import (  # noqa: F401
     sequences,
     test_draft_slots,
     test_dtypes_of_draft_and_target_differ,
+    test_every_configuration,
     test_every_entry_of_a_row,
     test_every_half,
     test_hostile_content,

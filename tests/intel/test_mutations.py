@@ -36,19 +36,10 @@ def mask_off_by_one(llir):
     return llir
 
 
-def contraction(llir):
-    """A product and the constant that is added to it are rounded once, not twice."""
-    products = dict(re.findall(r"(%\d+) = fmul float (%\d+, %\d+)\n", llir))
-
-    def fused(add):
-        name, product, constant = add.groups()
-        if product not in products:
-            return add[0]
-        a, b = products[product].split(", ")
-        return f"{name} = call float @llvm.fma.f32(float {a}, float {b}, float {constant})"
-
-    fma = "declare float @llvm.fma.f32(float, float, float)\n"
-    return re.sub(r"(%\d+) = fadd float (%\d+), (0x\w+)", fused, llir) + fma
+def split_fma(llir):
+    """A fused product and sum become two operations, each rounded."""
+    fma = r"%(\d+) = (?:tail )?call float @llvm\.fma\.f32\(float (\S+), float (\S+), float (\S+)\)"
+    return re.sub(fma, r"%product\1 = fmul float \2, \3\n  %\1 = fadd float %product\1, \4", llir)
 
 
 def check_probs():
@@ -62,10 +53,10 @@ def check_probs():
 
 
 def check_logits():
-    """Draws at both ends of an entry's interval by the rule, in two blocks, of rows that are not aligned."""
-    row = 3 * torch.randn(1041, generator=torch.Generator().manual_seed(0))
+    """Draws at both ends of an entry's interval by the rule, in five blocks, of rows that are not aligned."""
+    row = 3 * torch.randn(4113, generator=torch.Generator().manual_seed(0))
     P = torch.tensor(rule.probabilities(row.tolist(), 1.0))
-    ids = torch.arange(0, 1041, 10)
+    ids = torch.arange(0, 4113, 40)
     ends = P.cumsum(0)[ids]
     for uniform in (ends - P[ids] << 19, (ends << 19) - 1):
         found = sv.sample_logits(row.expand(len(ids), -1), uniform, impl="triton")
@@ -103,8 +94,9 @@ def in_a_process(kernel, mutation, cache):
         ("locate", no_barriers),
         ("locate", wrong_shuffle),
         ("sum_chunks", mask_off_by_one),
-        ("weigh_blocks", contraction),
-        ("draw", contraction),
+        ("weigh_blocks", split_fma),
+        ("share_rows", split_fma),
+        ("draw", split_fma),
     ],
 )
 def test_mutation_is_noticed(kernel, mutation, tmp_path):

@@ -14,6 +14,7 @@ from triton._C.libtriton import intel
 import static
 
 CONTRACTION_OFF = 3 << 16 | 16, 31  # OpExecutionMode, and after the kernel's id the mode
+FMA = 8 << 16 | 12, 26  # OpExtInst of three operands, and after type, result and set OpenCL's number of it
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +42,15 @@ def test_what_must_not_be_there(rows, what):
     assert [row for row in rows if row[what]] == []
 
 
-def test_logits_have_no_fused_products(rows):
-    """A product and a sum in one instruction round once. The SPIR-V says so, and native code obeys."""
+def test_logits_fuse_what_the_rule_does(rows):
+    """A product and a sum in one instruction round once. The SPIR-V says which do, and native code obeys."""
     of_logits = [row for row in rows if row["kernel"] in static.LOGITS_KERNELS]
-    assert of_logits and [row for row in of_logits if row["fused"]] == []
+    assert of_logits and [row for row in of_logits if row["fused"] != row["fma"]] == []
     for kernel in static.logits_kernels(32001, "probs", torch.float32):
         spirv = np.frombuffer(intel.translate_to_spirv(kernel.asm["llir"])[0], np.uint32)
         assert any(np.array_equal(spirv[i : i + 3 : 2], CONTRACTION_OFF) for i in range(len(spirv))), kernel.name
+        fmas = np.count_nonzero((spirv[:-4] == FMA[0]) & (spirv[4:] == FMA[1]))
+        assert fmas == kernel.asm["llir"].count("call float @llvm.fma.") > 0
 
 
 @pytest.mark.parametrize(
