@@ -290,7 +290,7 @@ def any_ragged(seed):
             temperatures = torch.tensor([own.choice(WARM + COLD) for _ in range(B)], dtype=torch.float32)
             options["draft_temperature"] = temperatures if chance(0.7, own) else own.choice([0, *WARM])
         if chance(0.5, own_kind):  # out of order, shared, out of range
-            S, D, ends = own.randint(1, B + 2), min(max_drafts, T) + own.randint(0, 2), placeholders(B, ids)
+            S, D, ends = own.randint(1, B + 2), min(max(max_drafts, 1), T) + own.randint(0, 2), placeholders(B, ids)
             draft_slots = [own.choice(ends) if chance(0.1, own) else own.randrange(S) for _ in range(B)]
             options["draft_slots"] = torch.tensor(draft_slots, dtype=ids)
             kept = in_slots(ragged.draft_probs, rule.spans(cu_drafts, T, max_drafts), options["draft_slots"], S, D)

@@ -220,6 +220,12 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
         (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(*n, V)}, ValueError)
         for n in ((0, K), (5, K - 1), (T,), (1, 5, K))
     ),
+    (
+        "verify_logits_varlen",
+        "draft_logits",
+        {"draft_slots": ints(B), "draft_logits": floats(5, 0, V), "max_drafts": 0, "emitted": None},
+        ValueError,
+    ),
     (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(5, V, K).mT}, ValueError),
     (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(5, K, V, device=META)}, ValueError),
     (OF_LOGITS, "draft_logits", {"draft_slots": ints(B), "draft_logits": floats(5, K, V, dtype=torch.float64)}, TypeError),

@@ -255,11 +255,11 @@ def test_slots_are_clamped_and_may_be_shared(dtype, impl, device):
 
 @pytest.mark.parametrize("B, K, extra", [(0, 4, 0), (2, 0, 0), (2, 0, 2)], ids=str)
 def test_slots_of_nothing(B, K, extra, impl, device):
-    """No sequences, or no drafts, with slots all the same; and drafts of which none counts, in slots that hold none."""
+    """No sequences, or no drafts, with slots all the same; and drafts of which none counts."""
     batch, slots = slotted(logits_batch(B, K, 30), extra)
     assert_equals_rule(batch, impl, device, **slots, draft_temperature=0.5)
     some = as_ragged(logits_batch(2, 3, 30), logits=True, options={"draft_slots": torch.tensor([4, 0])})
-    some = some._replace(draft_probs=torch.empty(5, 0, 30), max_drafts=0)
+    some = some._replace(draft_probs=torch.empty(5, 1, 30), max_drafts=0)
     assert all(map(torch.equal, (x.cpu() for x in some.to(device).verify(impl)), some.by_rule()))
 
 

@@ -299,7 +299,7 @@ def verify_logits_varlen(
     Parameters
     ----------
     draft_logits
-        Shape ``[T, V_draft]``, or None. With draft_slots ``[S, D, V_draft]``, with D at least max_drafts, or T.
+        Shape ``[T, V_draft]``, or None. With draft_slots ``[S, D, V_draft]``, with D at least max_drafts and 1, or T.
     target_logits
         Shape ``[T + B, V]``.
 

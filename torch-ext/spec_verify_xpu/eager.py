@@ -71,14 +71,14 @@ def verify_randomly(call, tokens, counts, drafts, rows, sequence, start, first_r
 
     ids = tokens.clamp(0, V_draft - 1)  # [B, K]
     is_draft = (ids == tokens) & counts
-    position = torch.arange(tokens.shape[1], device=tokens.device)
     slot, draft_start, draft_rows = sequence, start, drafts
     if call.draft_slots is not None:
         slot, draft_start = call.draft_slots.long().clamp(0, len(draft_probs) - 1)[:, None], 0
-        draft_rows = slot, position
+        draft_rows = slot[:, 0], slice(tokens.shape[1])
     if call.seed is None:
         accept = bits(call.uniform_accept[drafts])
     else:
+        position = torch.arange(tokens.shape[1], device=tokens.device)
         accept = random_bits(call.seed[:, None], call.offset[:, None], position, ACCEPT)
     p = entries_of(target_probs, call.temperature, rows, ids if V_draft <= V else ids.clamp(max=V - 1))
     if draft_probs is None:

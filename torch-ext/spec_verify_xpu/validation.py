@@ -109,7 +109,7 @@ def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=RO
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
     require_device("cu_drafts", cu_drafts, device)
-    validate_draft(names[0], draft, draft_slots, B, (max_drafts, T), (T,), "[T, V]", device)
+    validate_draft(names[0], draft, draft_slots, B, (max(max_drafts, 1), T), (T,), "[T, V]", device)
     return T, B
 
 
