@@ -235,7 +235,7 @@ def test_draft_slots(V, V_draft, kind, impl, device):
         assert all(map(torch.equal, verify(kept, impl, device, **options, **own, **slots), expected))
         ragged = as_ragged(batch, options={**options, **own, **slots}, emitted=torch.int64, logits=True)
         ragged = ragged._replace(draft_probs=kept.draft_probs)
-        accepted, next_token, emitted = (x.cpu() for x in ragged.to(device).verify(impl))
+        accepted, next_token, _, emitted = (x.cpu() for x in ragged.to(device).verify(impl))
         assert torch.equal(accepted, expected[0]) and torch.equal(next_token, expected[1])
         assert torch.equal(emitted, ragged.by_rule()[2])
 
