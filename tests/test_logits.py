@@ -237,7 +237,7 @@ def test_draft_slots(V, V_draft, kind, impl, device):
         ragged = ragged._replace(draft_probs=kept.draft_probs)
         accepted, next_token, _, emitted = (x.cpu() for x in ragged.to(device).verify(impl))
         assert torch.equal(accepted, expected[0]) and torch.equal(next_token, expected[1])
-        assert torch.equal(emitted, ragged.by_rule()[2])
+        assert torch.equal(emitted, ragged.by_rule()[3])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
