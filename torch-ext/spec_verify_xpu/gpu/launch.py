@@ -290,7 +290,7 @@ class DeviceFacts:
     sum_options: dict = field(default_factory=dict)
     locate_options: dict = field(default_factory=dict)
     weigh_options: dict = field(default_factory=dict)
-    exact: dict = field(default_factory=dict)  # no fused products and sums, which round once where the rule does twice
+    exact: dict = field(default_factory=dict)  # products and sums are fused where that is written, and nowhere else
 
 
 @functools.lru_cache(None)
