@@ -53,7 +53,8 @@ def by_triton(draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed,
     sizes = N - R, R + 1, R, R
     numbers = torch.empty(sum(sizes), dtype=torch.int64, device=device)
     temperatures = torch.empty(2, R, dtype=torch.float32, device=device)
-    tensors = draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed, numbers, temperatures
+    inputs = draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed
+    tensors = *[x.contiguous() for x in inputs], numbers, temperatures
     with launch.on_device(device):
         keeps = launch.device_facts(device).keeps
         launch.launch([arrange_launch(device, R, N - R, K)], dict(zip(POINTERS, tensors)), device, keeps)

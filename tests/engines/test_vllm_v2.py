@@ -86,9 +86,11 @@ def test_one_launch_arranges_what_torch_does(counts, dtype, device):
     x.update({name: x[name].to(dtype) for name in kernel.INPUTS if not x[name].is_floating_point() and name != "seed"})
     x["draft_sampled"][-1] = -1
     inputs = [x[name].to(device) for name in kernel.INPUTS]
-    by_launch, by_torch = kernel.by_triton(*inputs, STEPS), vllm_v2.by_torch(*inputs, STEPS)
-    assert [x.tolist() for x in by_launch] == [x.tolist() for x in by_torch]
-    assert all(x.is_contiguous() for x in by_launch)
+    apart = [torch.stack([x, -x], 1)[:, 0] for x in inputs]  # not contiguous
+    by_torch = [x.tolist() for x in vllm_v2.by_torch(*inputs, STEPS)]
+    for given in (inputs, apart):
+        by_launch = kernel.by_triton(*given, STEPS)
+        assert [x.tolist() for x in by_launch] == by_torch and all(x.is_contiguous() for x in by_launch)
 
 
 @pytest.mark.parametrize("vocabularies", [(11, 8), (8, 11)])

@@ -58,7 +58,7 @@ def order(x):
 
 
 def probabilities(logits, temperature):
-    """rule.probabilities of each row of [.., V], as int64. Temperatures, float32 above 0, broadcast to [..]."""
+    """rule.probabilities of each row of [.., V], as int64. Temperatures, float32, broadcast to [..]."""
     blocks, scale = blocks_of(logits), scale_of(temperature)
     maxima, masses = masses_of(blocks, scale)
     return apportion(masses[..., None], weigh(blocks, maxima, scale)).flatten(-2)[..., : logits.shape[-1]]

@@ -95,6 +95,7 @@ class KeptLaunches:
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         with self.lock:
             if numbers is not self.written or stream != self.stream:
+                self.written = None  # should writing fail
                 self.write(*numbers, stream)
                 self.written, self.stream = numbers, stream
             self.write_addresses(*addresses)
