@@ -110,9 +110,9 @@ def plan_of_logits(call, aligned, config, capacity):
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
     how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
 
-    def blocks_of(rows, warps, most):
+    def blocks_of(rows, warps, limit):
         """How many of so many rows a program takes, so that all of them fill the device."""
-        return max(1, min(most, B * rows * blocks * warps // on.threads))
+        return max(1, min(limit, B * rows * blocks * warps // on.threads))
 
     def options(warps, more=on.locate_options):
         return {"num_warps": warps, **more, **on.exact}

@@ -71,6 +71,13 @@ def load_block(row, block, V, ALIGNED: tl.constexpr, LIMBS: tl.constexpr):
 
 
 @triton.jit
+def largest_logit(x):
+    """-inf where all are NaN."""
+    m = tl.max(x)
+    return tl.where(m == m, m, float("-inf"))
+
+
+@triton.jit
 def temperature_of(temperature, fields, greedy, b):
     """(temperature, whether the sequence is greedy). The fields of one for all are given where there is no tensor."""
     if temperature is not None:
@@ -135,8 +142,7 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
         top = float("-inf")
         for block in range(first, last):
             x = load_block(row, block, V, ALIGNED, LIMBS)
-            m = tl.max(x)
-            m = tl.where(m == m, m, float("-inf"))
+            m = largest_logit(x)
             top = tl.maximum(top, m)
             tl.store(words + block, m.to(tl.int32, bitcast=True).to(tl.int64))
             tl.store(words + even(blocks) + block, total_of(weigh_finite(x, m, scale_by), LIMBS))
@@ -367,8 +373,7 @@ def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance,
     v = tl.arange(0, BLOCK)[None, :]
     x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
     scale_by = scale_of(T, LIMBS)
-    m = tl.max(x)
-    m = tl.where(m == m, m, float("-inf"))
+    m = largest_logit(x)
     w = weigh(x, m, scale_by)
     own = tl.sum(tl.where(v == t % BLOCK, w, 0).to(tl.int32, bitcast=True)).to(tl.uint32, bitcast=True)
     is_first = first_largest(w) == t % BLOCK
