@@ -19,8 +19,8 @@ def arrange(
 ):  # fmt: skip
     """grid (R,): each program writes what belongs to its request."""
     if wait is not None:
-        wait()
         release()  # the next kernel waits for all of this one
+        wait()
     r = tl.program_id(0)
     R = tl.num_programs(0)
     start = tl.load(cu_num_logits + r).to(tl.int64)

@@ -48,9 +48,9 @@ OUTPUTS = "accepted", "next_token", "num_emitted", "emitted"
 LOCATE = ("draft_tokens", "draft_probs", "target_probs", "uniform_sample", *INPUTS, *OUTPUTS)
 OF_LOGITS = ("lengths", "cu_drafts", "greedy", "bonus_tokens", "temperature", "draft_slots", "draft_temperature", "scratch")
 ROWS, SEEDS = ("draft_probs", "target_probs"), ("seed", "offset")
-WEIGH_BLOCKS = SHARE_ROWS = SUM_RESIDUAL = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
-UNIFORMS = ("uniform_accept", "uniform_sample")
-DRAW = ("draft_tokens", *ROWS, *UNIFORMS, *SEEDS, *OF_LOGITS, *OUTPUTS)
+WEIGH_BLOCKS = SUM_RESIDUAL = ("draft_tokens", *ROWS, *OF_LOGITS)
+SHARE_ROWS = ("draft_tokens", *ROWS, "uniform_accept", *SEEDS, *OF_LOGITS)
+DRAW = ("draft_tokens", *ROWS, "uniform_sample", *SEEDS, *OF_LOGITS, *OUTPUTS)
 
 
 def configure(call, aligned):
@@ -108,11 +108,11 @@ def plan_of_logits(call, aligned, config, capacity):
     most, draft_rows, target_rows = rows_of_logits(call)
     sizes = T, S, V_draft, V, blocks
     strides = *row_strides(call.draft_probs), *row_strides(call.target_probs), call.temperature_fields
-    how = is_float64(call.uniform_accept), max(config.positions, power_of_2(K + 1)), aligned, config.limbs
+    how = max(config.positions, power_of_2(K + 1)), aligned, config.limbs
 
     def blocks_of(rows, warps, limit):
-        """How many of so many rows a program takes, so that all of them fill the device."""
-        return max(1, min(limit, B * rows * blocks * warps // on.threads))
+        """How many of so many rows a program takes, so that all programs run at once."""
+        return min(limit, ceil_div(B * rows * blocks * warps, on.threads))
 
     def options(warps, more=on.locate_options):
         return {"num_warps": warps, **more, **on.exact}
@@ -128,8 +128,8 @@ def plan_of_logits(call, aligned, config, capacity):
                 options(config.weigh_warps, on.weigh_options), (on.wait, on.release),
             ),
             Launch(
-                share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides), (*how, capacity),
-                options(config.share_warps), (on.wait, on.release),
+                share_rows, SHARE_ROWS, (B, stage_rows, 1), (first, positions, most, *sizes, *strides),
+                (*how, is_float64(call.uniform_accept), capacity), options(config.share_warps), (on.wait, on.release),
             ),
         )  # fmt: skip
     if call.draft_probs is not None:
@@ -147,9 +147,8 @@ def plan_of_logits(call, aligned, config, capacity):
             (*how, is_float64(call.uniform_sample), call.purpose, capacity), options(config.draw_warps), (on.wait,),
         )
     )  # fmt: skip
-    even = blocks + blocks % 2
-    rows = B * (most + 1 + draft_rows)
-    return Plan(rows * (3 * even + 1) + B * (HEADER.value + even), 0, tuple(launches))
+    even, rows = blocks + blocks % 2, most + 1 + draft_rows
+    return Plan(B * (rows * 3 * even + 2 * most + 1 + HEADER.value + even), 0, tuple(launches))
 
 
 def rows_of_logits(call):

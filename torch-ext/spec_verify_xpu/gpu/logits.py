@@ -6,9 +6,10 @@ behind it.
 
 Device code only. A row's scratch is three arrays with an entry for each of its blocks: the maximum; the sum of weights, later
 the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the
-first two are the largest entry and its place. Behind the rows stands a number for each: the draft's probability, or of a greedy
-sequence the argmax. And behind those for each sequence what `locate` finds in kernels.py: accepted, the refused draft or -1 (of
-a greedy sequence the next token), and the sums of blocks.
+first two are the largest entry and its place. Behind the rows stands a number for each, and for each draft also where it has no
+rows: of a target's row its draft's probability, or of a greedy sequence the argmax; of a draft what that must be above to
+accept it. And behind those for each sequence what `locate` finds in kernels.py: accepted, the refused draft or -1 (of a greedy
+sequence the next token), and the sums of blocks.
 """
 
 import triton
@@ -36,6 +37,7 @@ from .numbers import (
     first_largest,
     give_rest,
     is_largest,
+    left_of,
     order,
     quotient,
     random_bits,
@@ -113,17 +115,22 @@ def words_of(scratch, row, blocks):
 
 
 @triton.jit
-def rows_of(draft, b, K, T):
-    """Where in scratch the rows of sequence b begin, the target's and the draft's, and how many there are of all.
+def rows_of(b, K, T):
+    """Where the rows of sequence b begin in scratch, the target's and the draft's, which come behind all of the target.
 
     Sequences whose offsets overlap share rows of logits, and none of scratch.
     """
     K = tl.minimum(tl.cast(K, tl.int64), T)
+    return b * (K + 1), tl.num_programs(0) * (K + 1) + b * K
+
+
+@triton.jit
+def behind_rows(draft, scratch, K, T, blocks):
+    """Where in scratch the numbers of rows begin, and how many there are."""
+    K = tl.minimum(tl.cast(K, tl.int64), T)
     target_rows = tl.num_programs(0) * (K + 1)
-    if draft is None:
-        return b * (K + 1), target_rows, target_rows
-    else:
-        return b * (K + 1), target_rows + b * K, target_rows + tl.num_programs(0) * K
+    numbers = target_rows + tl.num_programs(0) * K
+    return words_of(scratch, target_rows if draft is None else numbers, blocks), numbers
 
 
 @triton.jit
@@ -157,7 +164,7 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
 def shares_of(x, m, mass, factor, shift, scale_by, LIMBS: tl.constexpr):
     """The probabilities of a block's logits x, from its maximum, its share, and what turns weights to shares."""
     w = weigh(x, m, scale_by)
-    return give_rest(share(w, factor, shift, LIMBS), w, mass, LIMBS)
+    return give_rest(share(w, factor, shift, LIMBS), w, mass)
 
 
 @triton.jit
@@ -171,46 +178,35 @@ def load_facts(words, block, blocks):
 
 
 @triton.jit
-def end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft, blocks,
-           is_greedy, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, wait: tl.constexpr):
-    """(n, token, chance) of sequence b: the first of `length` positions not accepted, or length; the draft refused there or -1;
-    and what share_rows wrote for it.
-    """
-    own, own_draft, rows = rows_of(draft_probs, b, K, T)
+def end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS: tl.constexpr, wait: tl.constexpr):
+    """The first of `length` positions whose draft is not accepted, or length, by the numbers that share_rows wrote."""
     i = tl.arange(0, POSITIONS)
     exists = i < length
     tokens = tl.load(draft_tokens + start + i, mask=exists, other=-1)
-    if seed is None:
-        u = bits(tl.load(uniform_accept + start + i, mask=exists, other=0), FLOAT64)
-    else:
-        u = random_bits(tl.load(seed), tl.load(offset), i, ACCEPT)
-    chances = words_of(scratch, rows, blocks)
     if wait is not None:
         wait()
-    p = tl.load(chances + own + i, mask=i <= length, other=0)
-    if draft_probs is None:
-        q = tl.full((POSITIONS,), 17592186044416, tl.int64)  # 2**44: a draft without probabilities is certain
-    else:
-        q = tl.load(chances + own_draft + i, mask=exists, other=0)
-    stands = tl.where(is_greedy, tokens == p, scale(u, q) < p)
-    n = tl.min(tl.where(exists & stands, LAST, i), 0)
-    is_draft = (tokens.to(tl.uint64) < V_draft.to(tl.uint64)) & (is_greedy == 0)
-    token = tl.max(tl.where((i == n) & is_draft, tokens, -1), 0)
-    return n.to(tl.int64), token.to(tl.int32), tl.sum(tl.where(i == n, p, 0), 0)
+    p = tl.load(chances + own + i, mask=exists, other=0)
+    least = tl.load(chances + own_draft + i, mask=exists, other=0)
+    stands = tl.where(is_greedy, tokens == p, least < p)
+    return tl.min(tl.where(exists & stands, LAST, i), 0).to(tl.int64)
 
 
 @triton.jit
-def length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, position,
-                       V_draft, blocks, is_greedy, FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, wait: tl.constexpr):
-    """The length of sequence b, or -1 where a draft before `position` was refused, so that nobody reads rows from there on."""
-    if seed is not None:
-        seed += b
-        offset += b
+def all_stand(draft_tokens, chances, own, own_draft, start, length, position, is_greedy, POSITIONS: tl.constexpr,
+              wait: tl.constexpr):
+    """Whether the drafts before `position` do. Where one was refused nobody reads rows from there on."""
+    stand = position == 0
     if position > 0:
-        n, _, _ = end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start,
-                         tl.minimum(length, position), V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
-        length = tl.where(n == position, length, -1)
-    return length
+        n = end_of(draft_tokens, chances, own, own_draft, start, tl.minimum(length, position), is_greedy, POSITIONS, wait)
+        stand = n == position
+    return stand
+
+
+@triton.jit
+def draft_at(draft_tokens, start, n, length, V_draft):
+    """The draft refused at n, or -1 if there is none."""
+    token = tl.load(draft_tokens + start + n, mask=n < length, other=-1)
+    return tl.where(token.to(tl.uint64) < V_draft.to(tl.uint64), token, -1).to(tl.int32)
 
 
 @triton.jit
@@ -248,42 +244,60 @@ def along(x):
 
 
 @triton.jit
+def sum_of_shares(target, draft, m, mass, factor, shift, draft_m, draft_mass, draft_factor, draft_shift, V, V_draft, scale_by,
+                  draft_scale_by, weigh_by: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr,
+                  WIDTH: tl.constexpr):
+    """Of a block's shares p and q: the sum of max(0, p - q); what p leaves, and where the first of the largest is, or LAST;
+    and the same of q.
+    """
+    entries = tl.arange(0, SEGMENT // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    total = along(tl.zeros_like(entries).to(tl.int64))
+    ps = along(tl.zeros_like(entries))
+    qs = ps
+    i = tl.zeros_like(entries) + LAST
+    j = i
+    for behind in range(SEGMENT, BLOCK + 1, SEGMENT):  # from the last on, so that the first place is what stays
+        start = BLOCK - behind
+        w = weigh_by(load_logits(target, start + entries, V, ALIGNED, LIMBS), m, scale_by)
+        p = share(w, factor, shift, LIMBS)
+        i = tl.where(is_largest(w), start, i)
+        w = weigh_by(load_logits(draft, start + entries, V_draft, ALIGNED, LIMBS), draft_m, draft_scale_by)
+        q = share(w, draft_factor, draft_shift, LIMBS)
+        j = tl.where(is_largest(w), start, j)
+        total += along(tl.maximum(p - q, 0))
+        ps += along(p.to(tl.int32))
+        qs += along(q.to(tl.int32))
+    i = tl.min(tl.where(i < LAST, i + entries, LAST))
+    j = tl.min(tl.where(j < LAST, j + entries, LAST))
+    return total_of(total, LIMBS), left_of(mass, ps), i, left_of(draft_mass, qs), j
+
+
+@triton.jit
 def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft, scale_by, draft_scale_by,
                     ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
     """The sum of max(0, p - q) in a block, of which SEGMENT entries are read at once, WIDTH by a thread.
 
-    What shares leave changes one p and one q. The sums are made without it and the last put right, so that no entry waits for
-    them, nor is kept.
+    What shares leave changes one p and one q. The sum is made without it and then put right, so that no entry waits for it, nor
+    is kept.
     """
     m, mass, factor, shift = load_facts(words, block, blocks)
     draft_m, draft_mass, draft_factor, draft_shift = load_facts(draft_words, block, blocks)
-    entries = tl.arange(0, SEGMENT // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    ps = along(tl.zeros_like(entries).to(tl.int64))
-    qs = ps
-    residuals = ps
-    i = tl.zeros_like(entries) + LAST  # the first of the largest, that of the draft
-    j = i
-    for start in range(0, BLOCK, SEGMENT):
-        x = load_logits(target, block * BLOCK + start + entries, V, ALIGNED, LIMBS)
-        y = load_logits(draft, block * BLOCK + start + entries, V_draft, ALIGNED, LIMBS)
-        w = weigh(x, m, scale_by)
-        p = share(w, factor, shift, LIMBS)
-        i = tl.minimum(i, tl.where(is_largest(w), start + entries, LAST))
-        w = weigh(y, draft_m, draft_scale_by)
-        q = share(w, draft_factor, draft_shift, LIMBS)
-        j = tl.minimum(j, tl.where(is_largest(w), start + entries, LAST))
-        ps += along(p)
-        qs += along(q)
-        residuals += along(tl.maximum(p - q, 0))
-    i = tl.min(i)
-    j = tl.min(j)
-    rest = mass - total_of(ps, LIMBS)
-    draft_rest = draft_mass - total_of(qs, LIMBS)
-    total = total_of(residuals, LIMBS)
+    target += block * BLOCK
+    draft += block * BLOCK
+    V -= block * BLOCK
+    V_draft -= block * BLOCK
+    if (m == float("inf")) | (draft_m == float("inf")):
+        total, rest, i, draft_rest, j = sum_of_shares(
+            target, draft, m, mass, factor, shift, draft_m, draft_mass, draft_factor, draft_shift, V, V_draft, scale_by,
+            draft_scale_by, weigh, ALIGNED, LIMBS, SEGMENT, WIDTH)
+    else:
+        total, rest, i, draft_rest, j = sum_of_shares(
+            target, draft, m, mass, factor, shift, draft_m, draft_mass, draft_factor, draft_shift, V, V_draft, scale_by,
+            draft_scale_by, weigh_finite, ALIGNED, LIMBS, SEGMENT, WIDTH)
 
     largest = tl.full((), LARGEST_WEIGHT, tl.uint32)
-    at_i = block * BLOCK + (i & (BLOCK - 1))  # a place in the block also where there is none
-    at_j = block * BLOCK + (j & (BLOCK - 1))
+    at_i = i & (BLOCK - 1)  # a place in the block also where there is none
+    at_j = j & (BLOCK - 1)
     more = share(largest, factor, shift, LIMBS)  # p - q, at i
     more -= share_at(draft, at_i, V_draft, draft_m, draft_factor, draft_shift, draft_scale_by, LIMBS)
     less = share_at(target, at_j, V, m, factor, shift, scale_by, LIMBS)
@@ -298,7 +312,8 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
 @triton.jit
 def row_of(b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
            stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy):
-    """Of the i-th row of sequence b in a stage: where it is, its scratch, its length, whether it is, and is the target's.
+    """Of the i-th row of sequence b in a stage: its position, where it is, its scratch, its length, whether it is, and is the
+    target's.
 
     Those of the target at so many positions from `position` on are the first, then come those of the draft.
     """
@@ -310,7 +325,7 @@ def row_of(b, i, start, length, own, own_draft, scratch, position, positions, S,
     draft_row += i.to(tl.int64) * stride_draft_k
     exists = tl.where(is_target, has_row(i, length, bonus_tokens), (i < length) & (is_greedy == 0))
     words = words_of(scratch, tl.where(is_target, own, own_draft) + i, blocks)
-    return tl.where(is_target, row, draft_row), words, tl.where(is_target, V, V_draft), exists, is_target
+    return i, tl.where(is_target, row, draft_row), words, tl.where(is_target, V, V_draft), exists, is_target
 
 
 # As in kernels.py, one compiled kernel serves every shape.
@@ -323,11 +338,10 @@ UNSPECIALIZED = [
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
-                 bonus_tokens, temperature, draft_slots, draft_temperature, scratch, position, positions, K, T, S, V_draft, V,
-                 blocks, count, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr,
-                 POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, wait: tl.constexpr,
-                 release: tl.constexpr):
+def weigh_blocks(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, bonus_tokens, temperature, draft_slots,
+                 draft_temperature, scratch, position, positions, K, T, S, V_draft, V, blocks, count, stride_draft_b,
+                 stride_draft_k, stride_target_b, stride_target_k, fields, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr,
+                 LIMBS: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count), rows): each program summarizes `count` blocks of a row.
 
     The rows are those of the target at so many positions from `position` on, then those of the draft.
@@ -339,17 +353,16 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
     first = tl.program_id(1) * count
     i = tl.program_id(2)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft, _ = rows_of(draft_probs, b, K, T)
+    own, own_draft = rows_of(b, K, T)
+    chances, _ = behind_rows(draft_probs, scratch, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     if release is not None:
         release()
-    length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
-                                position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
-    row, words, V, exists, is_target = row_of(
+    _, row, words, V, exists, is_target = row_of(
         b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
         stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
     heat = tl.where(is_target, heat, temperature_of_draft(draft_temperature, heat, b))
-    if exists:
+    if exists & all_stand(draft_tokens, chances, own, own_draft, start, length, position, is_greedy, POSITIONS, wait):
         if draft_probs is None:
             summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
         elif not LIMBS and draft_probs.dtype == target_probs.dtype:  # half as much code, but on Iris Xe a longer loop
@@ -361,110 +374,106 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             summarize(draft_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
 
 
-@triton.jit
-def share_and_pick(row, words, token, is_known, blocks, V, T, is_greedy, chance, exists, ALIGNED: tl.constexpr,
-                   LIMBS: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
-    """Share out a row that exists, and write the probability of a token, or of a greedy sequence the argmax.
-
-    All that the token's own block tells alone is worked out before the kernel waits for what others have summarized.
-    """
-    t = tl.where(is_known, token, 0).to(tl.int32)
-    block = t // BLOCK
-    v = tl.arange(0, BLOCK)[None, :]
-    x = load_block(row, block, tl.where(exists, V, 0), ALIGNED, LIMBS)
-    scale_by = scale_of(T, LIMBS)
-    m = largest_logit(x)
-    w = weigh(x, m, scale_by)
-    own = tl.sum(tl.where(v == t % BLOCK, w, 0).to(tl.int32, bitcast=True)).to(tl.uint32, bitcast=True)
-    is_first = first_largest(w) == t % BLOCK
-    if wait is not None:
-        wait()
-    if exists:
-        if is_greedy:
-            tl.store(chance, largest_of_row(words, blocks, even(blocks), CAPACITY))
-        else:
-            i = tl.arange(0, CAPACITY)
-            maxima = tl.load(words + i, mask=i < blocks, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
-            sums = words + even(blocks)
-            weights = tl.load(sums + i, mask=i < blocks, other=0)
-            own_weights = tl.load(sums + block)
-            masses, mass = apportion_to_blocks(maxima, weights, m, own_weights, block, scale_by, LIMBS)
-            factor, shift = quotient(mass, own_weights, LIMBS)
-            p = share(own, factor, shift, LIMBS)
-            p += tl.where(is_first, mass - total_of(share(w, factor, shift, LIMBS), LIMBS), 0)
-            tl.store(chance, tl.where(is_known, p, 0))
-            factors, shifts = quotient(masses, weights, LIMBS)
-            tl.store(sums + i, masses, mask=i < blocks)
-            tl.store(sums + even(blocks) + i, shifts << 32 | factors, mask=i < blocks)
-
-
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
                bonus_tokens, temperature, draft_slots, draft_temperature, scratch, position, positions, K, T, S, V_draft, V,
-               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr,
-               POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, CAPACITY: tl.constexpr,
-               wait: tl.constexpr, release: tl.constexpr):
-    """grid (B, rows), as of weigh_blocks: each program shares out a row, and keeps its draft's share."""
+               blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, POSITIONS: tl.constexpr,
+               ALIGNED: tl.constexpr, LIMBS: tl.constexpr, FLOAT64: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr,
+               release: tl.constexpr):
+    """grid (B, rows), as of weigh_blocks: each program shares out a row, and writes its draft's number: see above.
+
+    All that the draft's own block tells alone is worked out before the kernel waits for what others have summarized.
+    """
     b = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft, rows = rows_of(draft_probs, b, K, T)
+    own, own_draft = rows_of(b, K, T)
+    chances, _ = behind_rows(draft_probs, scratch, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     if release is not None:
         release()
-    length = length_that_counts(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length,
-                                position, V_draft, blocks, is_greedy, FLOAT64, POSITIONS, wait)
-    row, words, size, exists, is_target = row_of(
-        b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
-        stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
+    i, row, words, V, exists, is_target = row_of(
+        b, tl.program_id(1), start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks,
+        stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
     heat = tl.where(is_target, heat, temperature_of_draft(draft_temperature, heat, b))
-    place = i + tl.where(is_target, position, position - positions)
-    token = tl.load(draft_tokens + start + place, mask=place < length, other=-1)
-    is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < size)
-    chance = words_of(scratch, rows, blocks) + tl.where(is_target, own, own_draft) + place
+    if seed is None:
+        u = bits(tl.load(uniform_accept + start + i, mask=i < length, other=0), FLOAT64)
+    else:
+        u = random_bits(tl.load(seed + b), tl.load(offset + b), i, ACCEPT)
+    token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
+    is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
+    t = tl.where(is_known, token, 0).to(tl.int32)
+    block = t // BLOCK
     if LIMBS:
         row = tl.where(exists, row, 0)  # loads have no mask, and past the last row is none
+    V = tl.where(exists, V, 0)
     if draft_probs is None:
-        share_and_pick(target_probs + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
-                       LIMBS, CAPACITY, wait)
+        x = load_block(target_probs + row, block, V, ALIGNED, LIMBS)
     elif draft_probs.dtype == target_probs.dtype:
         rows = target_probs if is_target else draft_probs
-        share_and_pick(rows + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
-                       LIMBS, CAPACITY, wait)
+        x = load_block(rows + row, block, V, ALIGNED, LIMBS)
     elif is_target:
-        share_and_pick(target_probs + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
-                       LIMBS, CAPACITY, wait)
+        x = load_block(target_probs + row, block, V, ALIGNED, LIMBS)
     else:
-        share_and_pick(draft_probs + row, words, token, is_known, blocks, size, heat, is_greedy, chance, exists, ALIGNED,
-                       LIMBS, CAPACITY, wait)
+        x = load_block(draft_probs + row, block, V, ALIGNED, LIMBS)
+    scale_by = scale_of(heat, LIMBS)
+    m = largest_logit(x)
+    w = weigh(x, m, scale_by)
+    at = tl.arange(0, BLOCK)[None, :] == t % BLOCK
+    weight = tl.sum(tl.where(at, w, 0).to(tl.int32, bitcast=True)).to(tl.uint32, bitcast=True)
+    is_first = first_largest(w) == t % BLOCK
+    if wait is not None:
+        wait()
+    if exists & all_stand(draft_tokens, chances, own, own_draft, start, length, position, is_greedy, POSITIONS, None):
+        chance = chances + own + i
+        least = chances + own_draft + i
+        if is_greedy:
+            tl.store(chance, largest_of_row(words, blocks, even(blocks), CAPACITY))
+        else:
+            c = tl.arange(0, CAPACITY)
+            maxima = tl.load(words + c, mask=c < blocks, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
+            sums = words + even(blocks)
+            weights = tl.load(sums + c, mask=c < blocks, other=0)
+            block_weights = tl.load(sums + block)
+            masses, mass = apportion_to_blocks(maxima, weights, m, block_weights, block, scale_by, LIMBS)
+            factor, shift = quotient(mass, block_weights, LIMBS)
+            p = share(weight, factor, shift, LIMBS)
+            p += tl.where(is_first, left_of(mass, share(w, factor, shift, LIMBS)), 0)
+            p = tl.where(is_known, p, 0)
+            if draft_probs is None:  # a draft without probabilities is certain
+                tl.store(chance, p)
+                tl.store(least, u >> 19, mask=i < length)  # the share of 2**44
+            else:
+                tl.store(tl.where(is_target, chance, least), tl.where(is_target, p, scale(u, p)))
+            factors, shifts = quotient(masses, weights, LIMBS)
+            tl.store(sums + c, masses, mask=c < blocks)
+            tl.store(sums + even(blocks) + c, shifts << 32 | factors, mask=c < blocks)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, offset, lengths, cu_drafts, greedy,
-                 bonus_tokens, temperature, draft_slots, draft_temperature, scratch, K, T, S, V_draft, V, blocks, count,
-                 stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, FLOAT64: tl.constexpr,
-                 POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr,
-                 WIDTH: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
+def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, greedy, bonus_tokens, temperature, draft_slots,
+                 draft_temperature, scratch, K, T, S, V_draft, V, blocks, count, stride_draft_b, stride_draft_k,
+                 stride_target_b, stride_target_k, fields, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
+                 SEGMENT: tl.constexpr, WIDTH: tl.constexpr, wait: tl.constexpr, release: tl.constexpr):
     """grid (B, ceil(blocks / count)): each program finds where drafts end, and sums `count` blocks of the row to draw from."""
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft, rows = rows_of(draft_probs, b, K, T)
+    own, own_draft = rows_of(b, K, T)
+    chances, numbers = behind_rows(draft_probs, scratch, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     scale_by = scale_of(heat, LIMBS)
     draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
-    if seed is not None:
-        seed += b
-        offset += b
+    target_row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+    draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
     if release is not None:
         release()
-    n, token, chance = end_of(draft_tokens, draft_probs, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft,
-                              blocks, is_greedy, FLOAT64, POSITIONS, wait)
-    found = words_of(scratch, rows, blocks) + rows + b * (HEADER + even(blocks))
+    n = end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS, wait)
+    token = draft_at(draft_tokens, start, n, length, V_draft)
+    found = chances + numbers + b * (HEADER + even(blocks))
     words = words_of(scratch, own + n, blocks)
     if first == 0:
         tl.store(found, n)
-        tl.store(found + 1, tl.where(is_greedy, chance, token.to(tl.int64)))
+        tl.store(found + 1, tl.where(is_greedy, tl.load(chances + own + n), token.to(tl.int64)))
     if is_certain(is_greedy, n, length, bonus_tokens) == 0:
         sums = found + HEADER
         masses = words + even(blocks)
@@ -473,10 +482,8 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
             for block in range(first, last):
                 tl.store(sums + block, tl.load(masses + block))
         else:
-            row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
-            target_probs += row + n * stride_target_k
-            row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
-            draft_probs += row + n * stride_draft_k
+            target_probs += target_row + n * stride_target_k
+            draft_probs += draft_row + n * stride_draft_k
             draft_words = words_of(scratch, own_draft + n, blocks)
             for block in range(first, last):
                 if LIMBS:  # entries are kept, for a sixth fewer instructions
@@ -491,11 +498,11 @@ def sum_residual(draft_tokens, draft_probs, target_probs, uniform_accept, seed, 
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed, offset, lengths, cu_drafts, greedy,
-         bonus_tokens, temperature, draft_slots, draft_temperature, scratch, accepted, next_token, num_emitted, emitted, K, T,
-         S, V_draft, V, blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted,
-         FLOAT64: tl.constexpr, POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
-         SAMPLE_FLOAT64: tl.constexpr, PURPOSE: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr):
+def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, lengths, cu_drafts, greedy, bonus_tokens,
+         temperature, draft_slots, draft_temperature, scratch, accepted, next_token, num_emitted, emitted, K, T, S, V_draft, V,
+         blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, stride_emitted,
+         POSITIONS: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, FLOAT64: tl.constexpr, PURPOSE: tl.constexpr,
+         CAPACITY: tl.constexpr, wait: tl.constexpr):
     """grid (B,): find the block that holds the threshold among at most CAPACITY sums, and the entry in it.
 
     Without a draft's rows there is no sum_residual: this finds where drafts end, and takes the refused token off its block.
@@ -503,7 +510,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
     EARLY: tl.constexpr = not LIMBS and POSITIONS <= 256
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft, rows = rows_of(draft_probs, b, K, T)
+    own, own_draft = rows_of(b, K, T)
+    chances, numbers = behind_rows(draft_probs, scratch, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     position = tl.arange(0, POSITIONS)
     if seed is not None:
@@ -512,7 +520,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
     else:
         uniform_sample += start + b
     if EARLY:
-        u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, SAMPLE_FLOAT64, PURPOSE)
+        u = bits_of_draw(uniform_sample, seed, offset, position, position <= length, FLOAT64, PURPOSE)
     next_token += b
     if bonus_tokens is not None:
         bonus_tokens += b
@@ -521,16 +529,19 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         tokens = tl.load(draft_tokens + start + position, mask=position < length, other=0)
     scale_by = scale_of(heat, LIMBS)
     draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
+    target_row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
+    if draft_probs is not None:
+        draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
     if draft_probs is None:
-        n, token, chance = end_of(draft_tokens, None, uniform_accept, seed, offset, scratch, b, K, T, start, length, V_draft,
-                                  blocks, is_greedy, FLOAT64, POSITIONS, wait)
-        largest = chance
+        n = end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS, wait)
+        token = draft_at(draft_tokens, start, n, length, V_draft)
+        largest = tl.load(chances + own + n)
     else:
         if wait is not None:
             wait()
-        found = words_of(scratch, rows, blocks) + rows + b * (HEADER + even(blocks))
+        found = chances + numbers + b * (HEADER + even(blocks))
         n = tl.load(found)
         largest = tl.load(found + 1)
         token = largest.to(tl.int32)
@@ -541,13 +552,13 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
         masses = words + even(blocks)
         if draft_probs is None:
             sums = tl.load(masses + i, mask=i < blocks, other=0)
-            sums -= tl.where((token >= 0) & (token // BLOCK == i), chance, 0)
+            sums -= tl.where((token >= 0) & (token // BLOCK == i), largest, 0)
         else:
             sums = tl.load(found + HEADER + i, mask=i < blocks, other=0)
         if EARLY:
             drawn = tl.sum(tl.where(position == n, u, 0), 0)
         else:
-            drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, SAMPLE_FLOAT64, PURPOSE)
+            drawn = bits_of_draw(uniform_sample, seed, offset, n, n >= 0, FLOAT64, PURPOSE)
         cumulative = running_sum(sums, 0, LIMBS)
         total = total_of(sums, LIMBS)
         if (total == 0) & (token >= 0):  # rare: the residual has no mass, so the draw is from the target row
@@ -557,23 +568,32 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample
             total = total_of(sums, LIMBS)
         threshold = scale(drawn, total)
         is_before = cumulative <= threshold
-        before = total_of(tl.where(is_before, sums, 0), LIMBS)
-        block = tl.where(total > 0, tl.sum(is_before.to(tl.int32), 0), 0)
-        row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
-        target_probs += row + n * stride_target_k
+        if LIMBS:
+            before = total_of(tl.where(is_before, sums, 0), LIMBS)
+            block = tl.sum(is_before.to(tl.int32), 0)
+        else:  # both by one sum: the blocks are fewer than 2**10, and their sum at most 2**44
+            both = tl.sum(tl.where(is_before, sums << 10 | 1, 0), 0)
+            before = both >> 10
+            block = (both & 1023).to(tl.int32)
+        block = tl.where(total > 0, block, 0)
+        target_probs += target_row + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
         if draft_probs is None:
             w = residual(x, x, words, None, block, blocks, token, scale_by, draft_scale_by, LIMBS)
         else:
-            draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
-            draft_row += n * stride_draft_k
-            draft_probs += tl.where(token < 0, 0, draft_row)  # past the last draft is no row
+            draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)  # past the last draft is no row
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
             draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
             w = residual(x, y, words, draft_words, block, blocks, token, scale_by, draft_scale_by, LIMBS)
         running = running_sum(w, 1, LIMBS) - (threshold - before)
-        place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
-        write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64) + one, one == 0)
+        if LIMBS:
+            place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
+            write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64) + one, one == 0)
+        else:  # by the lane that has it
+            place = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+            is_it = (running - 1).to(tl.uint64) < w.to(tl.uint64)  # 0 < running <= w
+            is_it |= place == tl.where(total > 0, -1, 0)  # token 0 of a row without mass
+            write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64), is_it)
     tl.store(accepted + b, n)
     if num_emitted is not None:
         tl.store(num_emitted + b, n + 1)

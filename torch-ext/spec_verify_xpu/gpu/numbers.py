@@ -211,6 +211,12 @@ def total_of(x, LIMBS: tl.constexpr):
 
 
 @triton.jit
+def left_of(total, shares):
+    """What shares leave of their total: less than 2**32, so that sums which wrap around tell it."""
+    return (total.to(tl.int32) - tl.sum(shares.to(tl.int32))).to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
 def running_sum(x, axis: tl.constexpr, LIMBS: tl.constexpr):
     """Running sums of up to 1,024 entries whose sum is at most 2**44; with limbs of 22 bits, of which the sums are unsigned."""
     if LIMBS:
@@ -242,7 +248,7 @@ def apportion_to_blocks(maxima, sums, maximum, weights, block, scale_by, LIMBS: 
     factor, shift = quotient(total * 0 + 17592186044416, total, LIMBS)  # 2**44
     factor <<= 53 - shift
     shares = scale(masses << 10, tl.broadcast_to(factor, masses.shape))
-    left = tl.where(total > 0, 17592186044416 - total_of(shares, LIMBS), 0)
+    left = tl.where(total > 0, left_of(total * 0 + 17592186044416, shares), 0)
     share = scale(mass_of(weights, maximum, top, scale_by, LIMBS) << 10, factor)
     return shares + tl.where(i == first, left, 0), share + tl.where(block == first, left, 0)
 
@@ -278,7 +284,7 @@ def first_largest(w):
 
 
 @triton.jit
-def give_rest(shares, w, mass, LIMBS: tl.constexpr):
+def give_rest(shares, w, mass):
     """shares [1, n] of a block whose weights are w, and to the first of the largest what is left of its mass."""
     i = tl.arange(0, shares.shape[1])[None, :]
-    return shares + tl.where(i == first_largest(w), mass - total_of(shares, LIMBS), 0)
+    return shares + tl.where(i == first_largest(w), left_of(mass, shares), 0)
