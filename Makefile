@@ -41,7 +41,7 @@ test-engines: .venv-engines/installed
 
 # On a machine with a GPU, with the torch and Triton (and pytest, hypothesis, kernels) of that machine's Python.
 test-gpu:
-	PYTHONPATH=torch-ext:engines $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py serving.py metrics.py) tests/engines/test_vllm_v2.py
+	PYTHONPATH=torch-ext:engines $(PYTHON) -m pytest --device $(DEVICE) $(addprefix tests/test_,gpu.py parity.py properties.py ops.py serving.py logits.py metrics.py) tests/engines/test_vllm_v2.py
 
 # The README's table, on the CPU; and every shape, on the GPU of that machine's Python.
 bench: .venv/installed

@@ -99,9 +99,9 @@ class LogitsConfig:
 # Where blocks are few, more warps for each are sooner done. Where they are many a residual is summed by segments, for which
 # half the registers do, so that twice as many warps take turns.
 LOGITS_CUDA = LogitsConfig(
-    False, 3, 1, BLOCK, weigh_warps=1, share_warps=2, sum_warps=2, draw_warps=8, positions=32, blocks=(128, 512), fills=4
+    False, 3, 1, BLOCK, weigh_warps=1, share_warps=4, sum_warps=2, draw_warps=8, positions=32, blocks=(128, 512), fills=4
 )
-LOGITS_CUDA_FEW = replace(LOGITS_CUDA, most_blocks=2, weigh_warps=2, share_warps=4, sum_warps=4, fills=3)
+LOGITS_CUDA_FEW = replace(LOGITS_CUDA, most_blocks=2, weigh_warps=2, sum_warps=4, fills=3)
 LOGITS_CUDA_MANY = replace(LOGITS_CUDA, segment=256, sum_warps=1, fills=inf, in_stages=True)
 
 LOGITS_XPU = LogitsConfig(

@@ -148,7 +148,7 @@ def plan_of_logits(call, aligned, config, capacity):
         )
     )  # fmt: skip
     even, rows = blocks + blocks % 2, most + 1 + draft_rows
-    return Plan(B * (rows * 3 * even + 2 * most + 1 + HEADER.value + even), 0, tuple(launches))
+    return Plan(B * (rows * 3 * even + 2 * most + 1 + HEADER.value + 2 * even), 0, tuple(launches))
 
 
 def rows_of_logits(call):

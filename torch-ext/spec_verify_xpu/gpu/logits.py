@@ -9,7 +9,7 @@ the share of 2**44; and what turns weights to shares, a factor and above its 32 
 first two are the largest entry and its place. Behind the rows stands a number for each, and for each draft also where it has no
 rows: of a target's row its draft's probability, or of a greedy sequence the argmax; of a draft what that must be above to
 accept it. And behind those for each sequence what `locate` finds in kernels.py: accepted, the refused draft or -1 (of a greedy
-sequence the next token), and the sums of blocks.
+sequence the next token), and the sums of blocks; and what shares left there: see pack_rests.
 """
 
 import triton
@@ -162,7 +162,7 @@ def summarize(row, words, first, count, blocks, V, T, is_greedy, ALIGNED: tl.con
 
 @triton.jit
 def shares_of(x, m, mass, factor, shift, scale_by, LIMBS: tl.constexpr):
-    """The probabilities of a block's logits x, from its maximum, its share, and what turns weights to shares."""
+    """As give_rest, of a block's logits x, from its maximum, its share, and what turns weights to shares."""
     w = weigh(x, m, scale_by)
     return give_rest(share(w, factor, shift, LIMBS), w, mass)
 
@@ -219,15 +219,20 @@ def is_certain(is_greedy, n, length, bonus_tokens):
 
 
 @triton.jit
-def residual(x, y, words, draft_words, block, blocks, token, scale_by, draft_scale_by, LIMBS: tl.constexpr):
-    """max(0, p - q) of a block's logits x of the target and y of the draft, or p where no draft was refused."""
+def pack_rests(i, rest, j, draft_rest):
+    """What the shares p and q of a block leave, less than 2**20, and the places that get it, in a word for `draw`."""
+    places = tl.minimum(i, BLOCK) | tl.minimum(j, BLOCK) << 11
+    return draft_rest << 42 | rest << 22 | places.to(tl.int64)
+
+
+@triton.jit
+def sum_of_kept(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS: tl.constexpr):
+    """The sum of max(0, p - q) of a block's logits x of the target and y of the draft; and its pack_rests."""
     m, mass, factor, shift = load_facts(words, block, blocks)
-    p = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
-    if draft_words is None:
-        return tl.where(block * BLOCK + tl.arange(0, BLOCK)[None, :] == token, 0, p)
-    else:
-        m, mass, factor, shift = load_facts(draft_words, block, blocks)
-        return tl.where(token < 0, p, tl.maximum(p - shares_of(y, m, mass, factor, shift, draft_scale_by, LIMBS), 0))
+    p, i, rest = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
+    m, mass, factor, shift = load_facts(draft_words, block, blocks)
+    q, j, draft_rest = shares_of(y, m, mass, factor, shift, draft_scale_by, LIMBS)
+    return total_of(tl.maximum(p - q, 0), LIMBS), pack_rests(i, rest, j, draft_rest)
 
 
 @triton.jit
@@ -275,7 +280,7 @@ def sum_of_shares(target, draft, m, mass, factor, shift, draft_m, draft_mass, dr
 @triton.jit
 def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft, scale_by, draft_scale_by,
                     ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
-    """The sum of max(0, p - q) in a block, of which SEGMENT entries are read at once, WIDTH by a thread.
+    """As sum_of_kept, of which SEGMENT entries are read at once, WIDTH by a thread.
 
     What shares leave changes one p and one q. The sum is made without it and then put right, so that no entry waits for it, nor
     is kept.
@@ -306,7 +311,7 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
         total += tl.maximum(more + rest - tl.where(i == j, draft_rest, 0), 0) - tl.maximum(more, 0)
     if (j < BLOCK) & (i != j):
         total += tl.maximum(less - draft_rest, 0) - tl.maximum(less, 0)
-    return total
+    return total, pack_rests(i, rest, j, draft_rest)
 
 
 @triton.jit
@@ -469,7 +474,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gr
         release()
     n = end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS, wait)
     token = draft_at(draft_tokens, start, n, length, V_draft)
-    found = chances + numbers + b * (HEADER + even(blocks))
+    found = chances + numbers + b * (HEADER + 2 * even(blocks))
     words = words_of(scratch, own + n, blocks)
     if first == 0:
         tl.store(found, n)
@@ -489,12 +494,12 @@ def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gr
                 if LIMBS:  # entries are kept, for a sixth fewer instructions
                     x = load_block(target_probs, block, V, ALIGNED, LIMBS)
                     y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                    w = residual(x, y, words, draft_words, block, blocks, token, scale_by, draft_scale_by, LIMBS)
-                    total = total_of(w, LIMBS)
+                    total, rests = sum_of_kept(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS)
                 else:
-                    total = sum_of_residual(target_probs, draft_probs, words, draft_words, block, blocks, V, V_draft, scale_by,
-                                            draft_scale_by, ALIGNED, LIMBS, SEGMENT, WIDTH)
+                    total, rests = sum_of_residual(target_probs, draft_probs, words, draft_words, block, blocks, V, V_draft,
+                                                   scale_by, draft_scale_by, ALIGNED, LIMBS, SEGMENT, WIDTH)
                 tl.store(sums + block, total)
+                tl.store(sums + even(blocks) + block, rests)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -541,7 +546,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     else:
         if wait is not None:
             wait()
-        found = chances + numbers + b * (HEADER + even(blocks))
+        found = chances + numbers + b * (HEADER + 2 * even(blocks))
         n = tl.load(found)
         largest = tl.load(found + 1)
         token = largest.to(tl.int32)
@@ -554,7 +559,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
             sums = tl.load(masses + i, mask=i < blocks, other=0)
             sums -= tl.where((token >= 0) & (token // BLOCK == i), largest, 0)
         else:
-            sums = tl.load(found + HEADER + i, mask=i < blocks, other=0)
+            found += HEADER
+            sums = tl.load(found + i, mask=i < blocks, other=0)
         if EARLY:
             drawn = tl.sum(tl.where(position == n, u, 0), 0)
         else:
@@ -578,20 +584,33 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
         block = tl.where(total > 0, block, 0)
         target_probs += target_row + n * stride_target_k
         x = load_block(target_probs, block, V, ALIGNED, LIMBS)
-        if draft_probs is None:
-            w = residual(x, x, words, None, block, blocks, token, scale_by, draft_scale_by, LIMBS)
-        else:
-            draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)  # past the last draft is no row
+        m, mass, factor, shift = load_facts(words, block, blocks)
+        if draft_probs is not None:  # on their way together; past the last draft is no row
+            draft_probs += tl.where(token < 0, 0, draft_row + n * stride_draft_k)
             y = load_block(draft_probs, block, tl.where(token < 0, 0, V_draft), ALIGNED, LIMBS)
             draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
-            w = residual(x, y, words, draft_words, block, blocks, token, scale_by, draft_scale_by, LIMBS)
-        running = running_sum(w, 1, LIMBS) - (threshold - before)
+            draft_m, _, draft_factor, draft_shift = load_facts(draft_words, block, blocks)
+            rests = tl.load(found + even(blocks) + block)
+        entry = tl.arange(0, BLOCK)[None, :]
+        w = weigh(x, m, scale_by)
+        p = share(w, factor, shift, LIMBS)
+        if draft_probs is None:
+            p, _, _ = give_rest(p, w, mass)
+            p = tl.where(block * BLOCK + entry == token, 0, p)
+        elif token < 0:
+            p, _, _ = give_rest(p, w, mass)
+        else:
+            p += tl.where(entry == (rests & 2047), rests >> 22 & 0xFFFFF, 0)
+            q = share(weigh(y, draft_m, draft_scale_by), draft_factor, draft_shift, LIMBS)
+            q += tl.where(entry == (rests >> 11 & 2047), rests >> 42, 0)
+            p = tl.maximum(p - q, 0)
+        running = running_sum(p, 1, LIMBS) - (threshold - before)
         if LIMBS:
             place = tl.where(total > 0, block * BLOCK + tl.sum((running <= 0).to(tl.int32)), 0)
             write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64) + one, one == 0)
         else:  # by the lane that has it
-            place = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-            is_it = (running - 1).to(tl.uint64) < w.to(tl.uint64)  # 0 < running <= w
+            place = block * BLOCK + entry
+            is_it = (running - 1).to(tl.uint64) < p.to(tl.uint64)  # 0 < running <= p
             is_it |= place == tl.where(total > 0, -1, 0)  # token 0 of a row without mass
             write_token(next_token, emitted, bonus_tokens, n, length, place.to(tl.int64), is_it)
     tl.store(accepted + b, n)

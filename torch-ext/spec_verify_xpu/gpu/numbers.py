@@ -285,6 +285,9 @@ def first_largest(w):
 
 @triton.jit
 def give_rest(shares, w, mass):
-    """shares [1, n] of a block whose weights are w, and to the first of the largest what is left of its mass."""
-    i = tl.arange(0, shares.shape[1])[None, :]
-    return shares + tl.where(i == first_largest(w), left_of(mass, shares), 0)
+    """shares [1, n] of a block whose weights are w, with what they leave of its mass given to the first of the largest; where
+    that is; and how much it got.
+    """
+    first = first_largest(w)
+    rest = left_of(mass, shares)
+    return shares + tl.where(tl.arange(0, shares.shape[1])[None, :] == first, rest, 0), first, rest
