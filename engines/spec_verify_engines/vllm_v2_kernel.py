@@ -19,7 +19,7 @@ def arrange(
 ):  # fmt: skip
     """grid (R,): each program writes what belongs to its request."""
     if wait is not None:
-        release()  # the next kernel waits for all of this one
+        release()  # the next kernel waits for all of this one before it reads anything
         wait()
     r = tl.program_id(0)
     R = tl.num_programs(0)

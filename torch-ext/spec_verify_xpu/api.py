@@ -528,7 +528,7 @@ def warmup(
     """Compile ahead of the first request, or load what an earlier process compiled: all that calls of these dtypes need.
 
     They then compile nothing, whatever the batch, the number of drafts from 1 to 31, and the vocabulary. For NVIDIA 8 kernels
-    are compiled at most, 14 from logits. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each
+    are compiled at most, 18 from logits. The parameters are named as those of `verify` and `verify_varlen`: the dtype of each
     tensor that calls bring, None or False for what they leave out.
 
     Parameters

@@ -111,7 +111,7 @@ def plan_of_logits(call, aligned, config, capacity):
     how = max(config.positions, power_of_2(K + 1)), aligned, config.limbs
 
     def blocks_of(rows, warps, limit):
-        """How many of so many rows a program takes, so that all programs run at once."""
+        """How many of so many rows a program takes, so that all programs run at once, as far as the limit allows."""
         return min(limit, ceil_div(B * rows * blocks * warps, on.threads))
 
     def options(warps, more=on.locate_options):

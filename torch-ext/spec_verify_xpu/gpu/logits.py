@@ -1,15 +1,14 @@
 """The rule from logits in four Triton launches: weigh all blocks, share out all rows, sum the residual, draw.
 
 Without a draft's rows there is no residual to sum, and three do. Where there is work enough, the first two are launched in
-stages, for a few positions each, and later ones leave out sequences of which a draft has been refused: nobody reads the rows
-behind it.
+stages, for a few positions each, and later ones leave out sequences of which a draft has been refused: no row behind it counts.
 
 Device code only. A row's scratch is three arrays with an entry for each of its blocks: the maximum; the sum of weights, later
 the share of 2**44; and what turns weights to shares, a factor and above its 32 bits a shift. Of a greedy sequence's rows the
-first two are the largest entry and its place. Behind the rows stands a number for each, and for each draft also where it has no
-rows: of a target's row its draft's probability, or of a greedy sequence the argmax; of a draft what that must be above to
-accept it. And behind those for each sequence what `locate` finds in kernels.py: accepted, the refused draft or -1 (of a greedy
-sequence the next token), and the sums of blocks; and what shares left there: see pack_rests.
+first two are the largest entry and its place. Behind the rows stand a number for each of the target's, the chance: its draft's
+probability, or of a greedy sequence the argmax; and a number for each draft, the bar: what its chance must be above, so that it
+is accepted. And behind those for each sequence what is found of it: accepted, the refused draft or -1 (of a greedy sequence the
+next token), and with a draft's rows the sums of blocks, and what shares leave there (see pack_rests).
 """
 
 import triton
@@ -115,22 +114,19 @@ def words_of(scratch, row, blocks):
 
 
 @triton.jit
-def rows_of(b, K, T):
-    """Where the rows of sequence b begin in scratch, the target's and the draft's, which come behind all of the target.
+def places_of(draft, scratch, b, K, T, blocks):
+    """Of sequence b in scratch: its first row of the target and of the draft (which has none without `draft`), as numbers of
+    rows; and where its chances are, its bars, and what is found of it.
 
     Sequences whose offsets overlap share rows of logits, and none of scratch.
     """
     K = tl.minimum(tl.cast(K, tl.int64), T)
-    return b * (K + 1), tl.num_programs(0) * (K + 1) + b * K
-
-
-@triton.jit
-def behind_rows(draft, scratch, K, T, blocks):
-    """Where in scratch the numbers of rows begin, and how many there are."""
-    K = tl.minimum(tl.cast(K, tl.int64), T)
     target_rows = tl.num_programs(0) * (K + 1)
-    numbers = target_rows + tl.num_programs(0) * K
-    return words_of(scratch, target_rows if draft is None else numbers, blocks), numbers
+    rows = target_rows + tl.num_programs(0) * K
+    own = b * (K + 1)
+    own_draft = target_rows + b * K
+    chances = words_of(scratch, target_rows if draft is None else rows, blocks)
+    return own, own_draft, chances + own, chances + own_draft, chances + rows + b * (HEADER + 2 * even(blocks))
 
 
 @triton.jit
@@ -169,7 +165,7 @@ def shares_of(x, m, mass, factor, shift, scale_by, LIMBS: tl.constexpr):
 
 @triton.jit
 def load_facts(words, block, blocks):
-    """What shares_of takes of a block, from what share_rows wrote."""
+    """A block's maximum, its share, and what turns weights to shares, as share_rows wrote them."""
     m = tl.load(words + block).to(tl.int32).to(tl.float32, bitcast=True)
     words += even(blocks) + block
     mass = tl.load(words)
@@ -178,34 +174,33 @@ def load_facts(words, block, blocks):
 
 
 @triton.jit
-def end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS: tl.constexpr, wait: tl.constexpr):
+def end_of(tokens, chances, bars, length, is_greedy, POSITIONS: tl.constexpr, wait: tl.constexpr):
     """The first of `length` positions whose draft is not accepted, or length, by the numbers that share_rows wrote."""
     i = tl.arange(0, POSITIONS)
     exists = i < length
-    tokens = tl.load(draft_tokens + start + i, mask=exists, other=-1)
+    t = tl.load(tokens + i, mask=exists, other=-1)
     if wait is not None:
         wait()
-    p = tl.load(chances + own + i, mask=exists, other=0)
-    least = tl.load(chances + own_draft + i, mask=exists, other=0)
-    stands = tl.where(is_greedy, tokens == p, least < p)
+    p = tl.load(chances + i, mask=exists, other=0)
+    bar = tl.load(bars + i, mask=exists, other=0)
+    stands = tl.where(is_greedy, t == p, bar < p)
     return tl.min(tl.where(exists & stands, LAST, i), 0).to(tl.int64)
 
 
 @triton.jit
-def all_stand(draft_tokens, chances, own, own_draft, start, length, position, is_greedy, POSITIONS: tl.constexpr,
-              wait: tl.constexpr):
-    """Whether the drafts before `position` do. Where one was refused nobody reads rows from there on."""
+def all_stand(tokens, chances, bars, length, position, is_greedy, POSITIONS: tl.constexpr, wait: tl.constexpr):
+    """Whether the drafts before `position` do. Where one was refused no row counts from there on."""
     stand = position == 0
     if position > 0:
-        n = end_of(draft_tokens, chances, own, own_draft, start, tl.minimum(length, position), is_greedy, POSITIONS, wait)
+        n = end_of(tokens, chances, bars, tl.minimum(length, position), is_greedy, POSITIONS, wait)
         stand = n == position
     return stand
 
 
 @triton.jit
-def draft_at(draft_tokens, start, n, length, V_draft):
-    """The draft refused at n, or -1 if there is none."""
-    token = tl.load(draft_tokens + start + n, mask=n < length, other=-1)
+def refused_draft(tokens, n, length, V_draft):
+    """The draft at n, where drafts end, or -1 if there is none."""
+    token = tl.load(tokens + n, mask=n < length, other=-1)
     return tl.where(token.to(tl.uint64) < V_draft.to(tl.uint64), token, -1).to(tl.int32)
 
 
@@ -226,7 +221,7 @@ def pack_rests(i, rest, j, draft_rest):
 
 
 @triton.jit
-def sum_of_kept(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS: tl.constexpr):
+def sum_of_loaded(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS: tl.constexpr):
     """The sum of max(0, p - q) of a block's logits x of the target and y of the draft; and its pack_rests."""
     m, mass, factor, shift = load_facts(words, block, blocks)
     p, i, rest = shares_of(x, m, mass, factor, shift, scale_by, LIMBS)
@@ -236,10 +231,10 @@ def sum_of_kept(x, y, words, draft_words, block, blocks, scale_by, draft_scale_b
 
 
 @triton.jit
-def share_at(row, v, V, m, factor, shift, scale_by, LIMBS: tl.constexpr):
+def share_at(row, v, V, m, factor, shift, scale_by):
     """The share of the entry v of a row, without what the block's shares leave; 0 past its end."""
     x = tl.load(row + tl.minimum(v, V - 1)).to(tl.float32)
-    return share(weigh(tl.where(v < V, x, float("-inf")), m, scale_by), factor, shift, LIMBS)
+    return share(weigh(tl.where(v < V, x, float("-inf")), m, scale_by), factor, shift, False)
 
 
 @triton.jit
@@ -250,8 +245,7 @@ def along(x):
 
 @triton.jit
 def sum_of_shares(target, draft, m, mass, factor, shift, draft_m, draft_mass, draft_factor, draft_shift, V, V_draft, scale_by,
-                  draft_scale_by, weigh_by: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr,
-                  WIDTH: tl.constexpr):
+                  draft_scale_by, weigh_by: tl.constexpr, ALIGNED: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
     """Of a block's shares p and q: the sum of max(0, p - q); what p leaves, and where the first of the largest is, or LAST;
     and the same of q.
     """
@@ -263,24 +257,24 @@ def sum_of_shares(target, draft, m, mass, factor, shift, draft_m, draft_mass, dr
     j = i
     for behind in range(SEGMENT, BLOCK + 1, SEGMENT):  # from the last on, so that the first place is what stays
         start = BLOCK - behind
-        w = weigh_by(load_logits(target, start + entries, V, ALIGNED, LIMBS), m, scale_by)
-        p = share(w, factor, shift, LIMBS)
+        w = weigh_by(load_logits(target, start + entries, V, ALIGNED, False), m, scale_by)
+        p = share(w, factor, shift, False)
         i = tl.where(is_largest(w), start, i)
-        w = weigh_by(load_logits(draft, start + entries, V_draft, ALIGNED, LIMBS), draft_m, draft_scale_by)
-        q = share(w, draft_factor, draft_shift, LIMBS)
+        w = weigh_by(load_logits(draft, start + entries, V_draft, ALIGNED, False), draft_m, draft_scale_by)
+        q = share(w, draft_factor, draft_shift, False)
         j = tl.where(is_largest(w), start, j)
         total += along(tl.maximum(p - q, 0))
         ps += along(p.to(tl.int32))
         qs += along(q.to(tl.int32))
     i = tl.min(tl.where(i < LAST, i + entries, LAST))
     j = tl.min(tl.where(j < LAST, j + entries, LAST))
-    return total_of(total, LIMBS), left_of(mass, ps), i, left_of(draft_mass, qs), j
+    return tl.sum(total), left_of(mass, ps), i, left_of(draft_mass, qs), j
 
 
 @triton.jit
 def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft, scale_by, draft_scale_by,
-                    ALIGNED: tl.constexpr, LIMBS: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
-    """As sum_of_kept, of which SEGMENT entries are read at once, WIDTH by a thread.
+                    ALIGNED: tl.constexpr, SEGMENT: tl.constexpr, WIDTH: tl.constexpr):
+    """As sum_of_loaded, of a block of which SEGMENT entries are read at once, WIDTH by a thread.
 
     What shares leave changes one p and one q. The sum is made without it and then put right, so that no entry waits for it, nor
     is kept.
@@ -294,19 +288,19 @@ def sum_of_residual(target, draft, words, draft_words, block, blocks, V, V_draft
     if (m == float("inf")) | (draft_m == float("inf")):
         total, rest, i, draft_rest, j = sum_of_shares(
             target, draft, m, mass, factor, shift, draft_m, draft_mass, draft_factor, draft_shift, V, V_draft, scale_by,
-            draft_scale_by, weigh, ALIGNED, LIMBS, SEGMENT, WIDTH)
+            draft_scale_by, weigh, ALIGNED, SEGMENT, WIDTH)
     else:
         total, rest, i, draft_rest, j = sum_of_shares(
             target, draft, m, mass, factor, shift, draft_m, draft_mass, draft_factor, draft_shift, V, V_draft, scale_by,
-            draft_scale_by, weigh_finite, ALIGNED, LIMBS, SEGMENT, WIDTH)
+            draft_scale_by, weigh_finite, ALIGNED, SEGMENT, WIDTH)
 
     largest = tl.full((), LARGEST_WEIGHT, tl.uint32)
     at_i = i & (BLOCK - 1)  # a place in the block also where there is none
     at_j = j & (BLOCK - 1)
-    more = share(largest, factor, shift, LIMBS)  # p - q, at i
-    more -= share_at(draft, at_i, V_draft, draft_m, draft_factor, draft_shift, draft_scale_by, LIMBS)
-    less = share_at(target, at_j, V, m, factor, shift, scale_by, LIMBS)
-    less -= share(largest, draft_factor, draft_shift, LIMBS)
+    more = share(largest, factor, shift, False)  # p - q, at i
+    more -= share_at(draft, at_i, V_draft, draft_m, draft_factor, draft_shift, draft_scale_by)
+    less = share_at(target, at_j, V, m, factor, shift, scale_by)
+    less -= share(largest, draft_factor, draft_shift, False)
     if i < BLOCK:
         total += tl.maximum(more + rest - tl.where(i == j, draft_rest, 0), 0) - tl.maximum(more, 0)
     if (j < BLOCK) & (i != j):
@@ -358,25 +352,24 @@ def weigh_blocks(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gr
     first = tl.program_id(1) * count
     i = tl.program_id(2)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft = rows_of(b, K, T)
-    chances, _ = behind_rows(draft_probs, scratch, K, T, blocks)
+    own, own_draft, chances, bars, _ = places_of(draft_probs, scratch, b, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     if release is not None:
         release()
-    _, row, words, V, exists, is_target = row_of(
+    _, row, words, size, exists, is_target = row_of(
         b, i, start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks, stride_draft_b,
         stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
     heat = tl.where(is_target, heat, temperature_of_draft(draft_temperature, heat, b))
-    if exists & all_stand(draft_tokens, chances, own, own_draft, start, length, position, is_greedy, POSITIONS, wait):
+    if exists & all_stand(draft_tokens + start, chances, bars, length, position, is_greedy, POSITIONS, wait):
         if draft_probs is None:
-            summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+            summarize(target_probs + row, words, first, count, blocks, size, heat, is_greedy, ALIGNED, LIMBS)
         elif not LIMBS and draft_probs.dtype == target_probs.dtype:  # half as much code, but on Iris Xe a longer loop
             rows = target_probs if is_target else draft_probs
-            summarize(rows + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+            summarize(rows + row, words, first, count, blocks, size, heat, is_greedy, ALIGNED, LIMBS)
         elif is_target:
-            summarize(target_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+            summarize(target_probs + row, words, first, count, blocks, size, heat, is_greedy, ALIGNED, LIMBS)
         else:
-            summarize(draft_probs + row, words, first, count, blocks, V, heat, is_greedy, ALIGNED, LIMBS)
+            summarize(draft_probs + row, words, first, count, blocks, size, heat, is_greedy, ALIGNED, LIMBS)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -385,18 +378,18 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
                blocks, stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, fields, POSITIONS: tl.constexpr,
                ALIGNED: tl.constexpr, LIMBS: tl.constexpr, FLOAT64: tl.constexpr, CAPACITY: tl.constexpr, wait: tl.constexpr,
                release: tl.constexpr):
-    """grid (B, rows), as of weigh_blocks: each program shares out a row, and writes its draft's number: see above.
+    """grid (B, rows), as of weigh_blocks: each program shares out a row, and writes a chance or a bar.
 
-    All that the draft's own block tells alone is worked out before the kernel waits for what others have summarized.
+    All that the draft's own block tells alone is worked out before the kernel waits for what others have summarized, and in
+    later stages before it knows whether the row counts.
     """
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft = rows_of(b, K, T)
-    chances, _ = behind_rows(draft_probs, scratch, K, T, blocks)
+    own, own_draft, chances, bars, _ = places_of(draft_probs, scratch, b, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     if release is not None:
         release()
-    i, row, words, V, exists, is_target = row_of(
+    i, row, words, size, exists, is_target = row_of(
         b, tl.program_id(1), start, length, own, own_draft, scratch, position, positions, S, V_draft, V, blocks,
         stride_draft_b, stride_draft_k, stride_target_b, stride_target_k, cu_drafts, bonus_tokens, draft_slots, is_greedy)
     heat = tl.where(is_target, heat, temperature_of_draft(draft_temperature, heat, b))
@@ -405,21 +398,21 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
     else:
         u = random_bits(tl.load(seed + b), tl.load(offset + b), i, ACCEPT)
     token = tl.load(draft_tokens + start + i, mask=i < length, other=-1)
-    is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < V)
+    is_known = (token.to(tl.uint64) < V_draft.to(tl.uint64)) & (token < size)
     t = tl.where(is_known, token, 0).to(tl.int32)
     block = t // BLOCK
     if LIMBS:
         row = tl.where(exists, row, 0)  # loads have no mask, and past the last row is none
-    V = tl.where(exists, V, 0)
+    end = tl.where(exists, size, 0)
     if draft_probs is None:
-        x = load_block(target_probs + row, block, V, ALIGNED, LIMBS)
+        x = load_block(target_probs + row, block, end, ALIGNED, LIMBS)
     elif draft_probs.dtype == target_probs.dtype:
         rows = target_probs if is_target else draft_probs
-        x = load_block(rows + row, block, V, ALIGNED, LIMBS)
+        x = load_block(rows + row, block, end, ALIGNED, LIMBS)
     elif is_target:
-        x = load_block(target_probs + row, block, V, ALIGNED, LIMBS)
+        x = load_block(target_probs + row, block, end, ALIGNED, LIMBS)
     else:
-        x = load_block(draft_probs + row, block, V, ALIGNED, LIMBS)
+        x = load_block(draft_probs + row, block, end, ALIGNED, LIMBS)
     scale_by = scale_of(heat, LIMBS)
     m = largest_logit(x)
     w = weigh(x, m, scale_by)
@@ -428,11 +421,9 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
     is_first = first_largest(w) == t % BLOCK
     if wait is not None:
         wait()
-    if exists & all_stand(draft_tokens, chances, own, own_draft, start, length, position, is_greedy, POSITIONS, None):
-        chance = chances + own + i
-        least = chances + own_draft + i
+    if exists & all_stand(draft_tokens + start, chances, bars, length, position, is_greedy, POSITIONS, None):
         if is_greedy:
-            tl.store(chance, largest_of_row(words, blocks, even(blocks), CAPACITY))
+            tl.store(chances + i, largest_of_row(words, blocks, even(blocks), CAPACITY))
         else:
             c = tl.arange(0, CAPACITY)
             maxima = tl.load(words + c, mask=c < blocks, other=-0x800000).to(tl.int32).to(tl.float32, bitcast=True)  # -inf
@@ -445,10 +436,10 @@ def share_rows(draft_tokens, draft_probs, target_probs, uniform_accept, seed, of
             p += tl.where(is_first, left_of(mass, share(w, factor, shift, LIMBS)), 0)
             p = tl.where(is_known, p, 0)
             if draft_probs is None:  # a draft without probabilities is certain
-                tl.store(chance, p)
-                tl.store(least, u >> 19, mask=i < length)  # the share of 2**44
+                tl.store(chances + i, p)
+                tl.store(bars + i, u >> 19, mask=i < length)  # the share of 2**44
             else:
-                tl.store(tl.where(is_target, chance, least), tl.where(is_target, p, scale(u, p)))
+                tl.store(tl.where(is_target, chances, bars) + i, tl.where(is_target, p, scale(u, p)))
             factors, shifts = quotient(masses, weights, LIMBS)
             tl.store(sums + c, masses, mask=c < blocks)
             tl.store(sums + even(blocks) + c, shifts << 32 | factors, mask=c < blocks)
@@ -463,8 +454,7 @@ def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gr
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * count
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft = rows_of(b, K, T)
-    chances, numbers = behind_rows(draft_probs, scratch, K, T, blocks)
+    own, own_draft, chances, bars, found = places_of(draft_probs, scratch, b, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     scale_by = scale_of(heat, LIMBS)
     draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
@@ -472,13 +462,12 @@ def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gr
     draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
     if release is not None:
         release()
-    n = end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS, wait)
-    token = draft_at(draft_tokens, start, n, length, V_draft)
-    found = chances + numbers + b * (HEADER + 2 * even(blocks))
+    n = end_of(draft_tokens + start, chances, bars, length, is_greedy, POSITIONS, wait)
+    token = refused_draft(draft_tokens + start, n, length, V_draft)
     words = words_of(scratch, own + n, blocks)
     if first == 0:
         tl.store(found, n)
-        tl.store(found + 1, tl.where(is_greedy, tl.load(chances + own + n), token.to(tl.int64)))
+        tl.store(found + 1, tl.where(is_greedy, tl.load(chances + n), token.to(tl.int64)))
     if is_certain(is_greedy, n, length, bonus_tokens) == 0:
         sums = found + HEADER
         masses = words + even(blocks)
@@ -494,10 +483,10 @@ def sum_residual(draft_tokens, draft_probs, target_probs, lengths, cu_drafts, gr
                 if LIMBS:  # entries are kept, for a sixth fewer instructions
                     x = load_block(target_probs, block, V, ALIGNED, LIMBS)
                     y = load_block(draft_probs, block, V_draft, ALIGNED, LIMBS)
-                    total, rests = sum_of_kept(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS)
+                    total, rests = sum_of_loaded(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS)
                 else:
                     total, rests = sum_of_residual(target_probs, draft_probs, words, draft_words, block, blocks, V, V_draft,
-                                                   scale_by, draft_scale_by, ALIGNED, LIMBS, SEGMENT, WIDTH)
+                                                   scale_by, draft_scale_by, ALIGNED, SEGMENT, WIDTH)
                 tl.store(sums + block, total)
                 tl.store(sums + even(blocks) + block, rests)
 
@@ -515,8 +504,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     EARLY: tl.constexpr = not LIMBS and POSITIONS <= 256
     b = tl.program_id(0).to(tl.int64)
     start, length = drafts_of(b, K, T, lengths, cu_drafts)
-    own, own_draft = rows_of(b, K, T)
-    chances, numbers = behind_rows(draft_probs, scratch, K, T, blocks)
+    own, own_draft, chances, bars, found = places_of(draft_probs, scratch, b, K, T, blocks)
     heat, is_greedy = temperature_of(temperature, fields, greedy, b)
     position = tl.arange(0, POSITIONS)
     if seed is not None:
@@ -540,13 +528,12 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     i = tl.arange(0, CAPACITY)
     one = tl.arange(0, 1)
     if draft_probs is None:
-        n = end_of(draft_tokens, chances, own, own_draft, start, length, is_greedy, POSITIONS, wait)
-        token = draft_at(draft_tokens, start, n, length, V_draft)
-        largest = tl.load(chances + own + n)
+        n = end_of(draft_tokens + start, chances, bars, length, is_greedy, POSITIONS, wait)
+        token = refused_draft(draft_tokens + start, n, length, V_draft)
+        largest = tl.load(chances + n)
     else:
         if wait is not None:
             wait()
-        found = chances + numbers + b * (HEADER + 2 * even(blocks))
         n = tl.load(found)
         largest = tl.load(found + 1)
         token = largest.to(tl.int32)

@@ -245,10 +245,11 @@ def apportion_to_blocks(maxima, sums, maximum, weights, block, scale_by, LIMBS: 
     total = tl.sum(masses, 0)
     i = tl.arange(0, maxima.shape[0])
     first = 511 - (tl.max((masses << 9) + (511 - i), 0) & 511).to(tl.int32)  # of the largest, which is below 2**54
-    factor, shift = quotient(total * 0 + 17592186044416, total, LIMBS)  # 2**44
+    one = total * 0 + 17592186044416  # 2**44
+    factor, shift = quotient(one, total, LIMBS)
     factor <<= 53 - shift
     shares = scale(masses << 10, tl.broadcast_to(factor, masses.shape))
-    left = tl.where(total > 0, left_of(total * 0 + 17592186044416, shares), 0)
+    left = tl.where(total > 0, left_of(one, shares), 0)
     share = scale(mass_of(weights, maximum, top, scale_by, LIMBS) << 10, factor)
     return shares + tl.where(i == first, left, 0), share + tl.where(block == first, left, 0)
 

@@ -1,7 +1,8 @@
-"""Hopper's overlapped launches: the second kernel starts while the first runs, and waits before it reads what that wrote.
+"""Hopper's overlapped launches: a kernel starts when the one before it releases it, and waits before it reads what that wrote.
 
-The first kernel waits before all else, and releases the second later, so whatever ran before it has ended, and the second
-touches scratch only after its own wait. A module of its own, which other backends never import: some fail on the mere names.
+The first of a call waits before all else, and only then releases the next. So whatever ran before the call has ended, and later
+kernels may read the call's inputs before they wait, and scratch after. A module of its own, which other backends never import:
+some fail on the mere names.
 """
 
 import triton
