@@ -55,10 +55,12 @@ bench-gpu:
 bench-engines: .venv-engines/installed
 	OMP_NUM_THREADS=1 .venv-engines/bin/python -W ignore benchmarks/bench_engines.py
 
+# Triton last: torch with CUDA brings 3.7.1 along, by whose interpreter maximum(NaN, 0) is NaN. On GPUs it is 0, as the kernels need.
 .venv/installed: pyproject.toml
 	@echo "Installing torch and what the tests and the demo need into .venv: a minute or more."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q torch==2.13.0 -e ".[test,demo,lint]"
+	$(BIN)/pip install -q --no-deps triton==3.9.0
 	touch $@
 
 .venv-intel/installed: tests/intel/requirements.txt
