@@ -303,8 +303,8 @@ def test_rows_beside_bonus_tokens(function):
     """They are those of drafts alone, and without bonus tokens one more."""
     bonus, rows = {"bonus_tokens": ints(B)}, rows_of_drafts(function)
     getattr(sv, function)(**{**good_calls()[function], **bonus, **rows})
-    for wrong in (bonus, rows):
-        with pytest.raises(ValueError, match=rf"^{next(iter(rows))}: expected shape .* got "):
+    for wrong, why in ((bonus, " beside bonus_tokens"), (rows, "")):
+        with pytest.raises(ValueError, match=rf"^{next(iter(rows))}: expected shape \[.*\]{why} = \[.*, got "):
             getattr(sv, function)(**{**good_calls()[function], **wrong})
 
 

@@ -86,7 +86,7 @@ def require_dense_tokens(draft_tokens):
 def validate_dense(draft_tokens, draft, target, lengths, names=ROWS, dtypes=PROBABILITIES, bonus_tokens=None, draft_slots=None):
     """Returns B and K. The rows' arguments have these names, the target's these dtypes."""
     B, K = require_dense_tokens(draft_tokens)
-    rows = ((B, K + 1), "[B, K + 1, V]") if bonus_tokens is None else ((B, K), "[B, K, V]")
+    rows = ((B, K + 1), "[B, K + 1, V]") if bonus_tokens is None else ((B, K), "[B, K, V] beside bonus_tokens")
     require_rows(names[1], target, dtypes, *rows)
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
@@ -104,7 +104,7 @@ def validate_ragged(draft_tokens, draft, target, cu_drafts, max_drafts, names=RO
         raise ValueError("cu_drafts: expected shape [B + 1], of one entry or more, got [0]")
     require_int("max_drafts", max_drafts, 0, MAX_DRAFTS)
     B = offsets - 1
-    rows = ((T + B,), "[T + B, V]") if bonus_tokens is None else ((T,), "[T, V]")
+    rows = ((T + B,), "[T + B, V]") if bonus_tokens is None else ((T,), "[T, V] beside bonus_tokens")
     require_rows(names[1], target, PROBABILITIES, *rows)
     device = target.device
     require_device("draft_tokens", draft_tokens, device)
