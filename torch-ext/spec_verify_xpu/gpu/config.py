@@ -97,7 +97,7 @@ class LogitsConfig:
 
 # A warp that owns a block of 1,024 logits needs no barrier for its maximum and sums, and has all its loads on the way at once.
 # Where blocks are few, more warps for each are sooner done. Where they are many a residual is summed by segments, for which
-# half the registers do, so that twice as many warps take turns.
+# fewer registers do, so that more programs take turns.
 LOGITS_CUDA = LogitsConfig(
     False, 3, 1, BLOCK, weigh_warps=1, share_warps=4, sum_warps=2, draw_warps=8, positions=32, blocks=(128, 512), fills=4
 )

@@ -221,6 +221,12 @@ def pack_rests(i, rest, j, draft_rest):
 
 
 @triton.jit
+def unpack_rests(word):
+    """(i, rest, j, draft_rest) of pack_rests, a place being BLOCK where there is none."""
+    return word & 2047, word >> 22 & 0xFFFFF, word >> 11 & 2047, word >> 42
+
+
+@triton.jit
 def sum_of_loaded(x, y, words, draft_words, block, blocks, scale_by, draft_scale_by, LIMBS: tl.constexpr):
     """The sum of max(0, p - q) of a block's logits x of the target and y of the draft; and its pack_rests."""
     m, mass, factor, shift = load_facts(words, block, blocks)
@@ -587,9 +593,10 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
         elif token < 0:
             p, _, _ = give_rest(p, w, mass)
         else:
-            p += tl.where(entry == (rests & 2047), rests >> 22 & 0xFFFFF, 0)
+            first, rest, draft_first, draft_rest = unpack_rests(rests)
+            p += tl.where(entry == first, rest, 0)
             q = share(weigh(y, draft_m, draft_scale_by), draft_factor, draft_shift, LIMBS)
-            q += tl.where(entry == (rests >> 11 & 2047), rests >> 42, 0)
+            q += tl.where(entry == draft_first, draft_rest, 0)
             p = tl.maximum(p - q, 0)
         running = running_sum(p, 1, LIMBS) - (threshold - before)
         if LIMBS:
