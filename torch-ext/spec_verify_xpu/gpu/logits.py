@@ -263,10 +263,12 @@ def sum_of_shares(target, draft, m, mass, factor, shift, draft_m, draft_mass, dr
     j = i
     for behind in range(SEGMENT, BLOCK + 1, SEGMENT):  # from the last on, so that the first place is what stays
         start = BLOCK - behind
-        w = weigh_by(load_logits(target, start + entries, V, ALIGNED, False), m, scale_by)
+        x = load_logits(target, start + entries, V, ALIGNED, False)
+        y = load_logits(draft, start + entries, V_draft, ALIGNED, False)
+        w = weigh_by(x, m, scale_by)
         p = share(w, factor, shift, False)
         i = tl.where(is_largest(w), start, i)
-        w = weigh_by(load_logits(draft, start + entries, V_draft, ALIGNED, False), draft_m, draft_scale_by)
+        w = weigh_by(y, draft_m, draft_scale_by)
         q = share(w, draft_factor, draft_shift, False)
         j = tl.where(is_largest(w), start, j)
         total += along(tl.maximum(p - q, 0))
@@ -526,8 +528,6 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
     if emitted is not None:
         emitted += b * stride_emitted
         tokens = tl.load(draft_tokens + start + position, mask=position < length, other=0)
-    scale_by = scale_of(heat, LIMBS)
-    draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
     target_row = first_row(b, rows_before(b, start, bonus_tokens), stride_target_b, stride_target_k, cu_drafts)
     if draft_probs is not None:
         draft_row = first_draft_row(b, start, stride_draft_b, stride_draft_k, cu_drafts, draft_slots, S)
@@ -543,6 +543,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
         n = tl.load(found)
         largest = tl.load(found + 1)
         token = largest.to(tl.int32)
+        found += HEADER
+        residuals = tl.load(found + i, mask=i < blocks, other=0)  # all on their way together
     if is_certain(is_greedy, n, length, bonus_tokens):
         write_token(next_token, emitted, bonus_tokens, n, length, largest + one, one == 0)
     else:
@@ -552,8 +554,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
             sums = tl.load(masses + i, mask=i < blocks, other=0)
             sums -= tl.where((token >= 0) & (token // BLOCK == i), largest, 0)
         else:
-            found += HEADER
-            sums = tl.load(found + i, mask=i < blocks, other=0)
+            sums = residuals
         if EARLY:
             drawn = tl.sum(tl.where(position == n, u, 0), 0)
         else:
@@ -584,6 +585,8 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
             draft_words = words_of(scratch, tl.where(token < 0, own, own_draft) + n, blocks)
             draft_m, _, draft_factor, draft_shift = load_facts(draft_words, block, blocks)
             rests = tl.load(found + even(blocks) + block)
+        scale_by = scale_of(heat, LIMBS)
+        draft_scale_by = scale_of(temperature_of_draft(draft_temperature, heat, b), LIMBS)
         entry = tl.arange(0, BLOCK)[None, :]
         w = weigh(x, m, scale_by)
         p = share(w, factor, shift, LIMBS)
