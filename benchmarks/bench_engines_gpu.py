@@ -1,11 +1,17 @@
-"""The plugin for vLLM beside vLLM's own functions on a GPU, V1's and V2's: python benchmarks/bench_engines_gpu.py
+"""The plugin for vLLM beside vLLM's own functions on a GPU, V1's and V2's.
+
+    python benchmarks/bench_engines_gpu.py --json results.json
 
 Both get the same tensors, in one process, in rounds of random order: a call's microseconds on the host, on the wall with a
 synchronisation, and on the device where a graph can hold it. What is said of correctness is in tests/engines.
 """
 
+import argparse
 import functools
+import itertools
+import json
 import os
+from pathlib import Path
 
 import bench
 import bench_logits
@@ -29,9 +35,10 @@ def of_v2(B, K, V, dtype, has_draft):
     return target.flatten(0, 1), draft if has_draft else None, *bench_logits.layout_of_v2(tokens, 1.0)
 
 
-def compare(name, stock, ours, inputs):
+def compare(stock, ours, inputs):
+    """Quartiles: {kind of time: {whose: ..}}."""
     calls = {"vLLM": [functools.partial(stock, *inputs)], "plugin": [functools.partial(ours, *inputs)]}
-    cells = []
+    times = {}
     for kind in ("host", "wall", "device"):
         clocks = {}
         for who, call in calls.items():
@@ -43,29 +50,45 @@ def compare(name, stock, ours, inputs):
                     clocks[who] = bench.clock(call, torch.cuda, 1, kind == "wall")
             except RuntimeError:  # what reads the host's memory is in no graph
                 torch.cuda.synchronize()
-        medians = {who: x["median"] for who, x in bench.interleaved(clocks, ROUNDS).items()}
-        cells += [", ".join(f"{medians[who]:,.1f}" if who in medians else "" for who in calls)]
-    print("|", " | ".join([name, *cells]), "|", flush=True)
+        times[f"{kind}_us"] = bench.interleaved(clocks, ROUNDS)
+    return times
 
 
-@torch.inference_mode()
-def main():
+def row(name, times):
+    medians = ({who: f"{x['median']:,.1f}" for who, x in kind.items()} for kind in times.values())
+    return " | ".join([f"| {name}", *(", ".join(kind.get(who, "") for who in ("vLLM", "plugin")) for kind in medians)]) + " |"
+
+
+def cases():
+    """(name, vLLM's function, ours, what both are given)"""
     import vllm.v1.sample.rejection_sampler as sampler
     import vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils as sampler_v2
 
     from spec_verify_engines import vllm, vllm_v2
 
-    print("| requests, drafts, vocabulary | host, us: vLLM, plugin | wall | device |\n| --- | --- | --- | --- |")
+    pair = sampler.rejection_sample, vllm.in_place_of(sampler.rejection_sample)
+    pair_v2 = sampler_v2.rejection_sample, vllm_v2.in_place_of(sampler_v2.rejection_sample)
     for B, K, V in SHAPES:
+        shape = f"{B}, {K}, {V:,}"
         for has_probs in (True, False):
-            name = f"V1: {B}, {K}, {V:,}, {'with' if has_probs else 'without'} probabilities"
-            ours = vllm.in_place_of(sampler.rejection_sample)
-            compare(name, sampler.rejection_sample, ours, of_v1(B, K, V, has_probs, False))
-        for dtype in (torch.bfloat16, torch.float32):
-            for has_draft in (True, False):
-                name = f"V2: {B}, {K}, {V:,}, {dtype}, {'with' if has_draft else 'without'} draft logits"
-                ours = vllm_v2.in_place_of(sampler_v2.rejection_sample)
-                compare(name, sampler_v2.rejection_sample, ours, of_v2(B, K, V, dtype, has_draft))
+            yield f"V1: {shape}, {'with' if has_probs else 'without'} probabilities", *pair, of_v1(B, K, V, has_probs, False)
+        for dtype, has_draft in itertools.product((torch.bfloat16, torch.float32), (True, False)):
+            name = f"V2: {shape}, {str(dtype)[6:]}, {'with' if has_draft else 'without'} draft logits"
+            yield name, *pair_v2, of_v2(B, K, V, dtype, has_draft)
+
+
+@torch.inference_mode()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    path = parser.parse_args().json
+    report = {**bench.machine(DEVICE, torch.cuda.get_device_properties()), "cases": {}}
+    print("| requests, drafts, vocabulary | host, us: vLLM, plugin | wall | device |\n| --- | --- | --- | --- |")
+    for name, *case in cases():
+        report["cases"][name] = times = compare(*case)
+        print(row(name, times), flush=True)
+    if path:
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

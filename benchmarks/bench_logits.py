@@ -8,18 +8,20 @@ logits takes half a second, a table's gate some ten), and ours must equal eager 
 1. Peers draw otherwise, by design: what they accept must be in range, and what they draw must have mass in its row.
 
 Times are taken as in bench.py. `stream` reads all logits of a call once and does nothing else: the floor, since nobody can
-know a row's softmax without reading it.
+know a row's softmax without reading it. What each kernel of ours adds is taken from the same calls.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
-from bench import check_mass, gated, kinds_of, machine, medians_of, outcome, tables, timed, triton
+from bench import check_mass, device_clock, gated, interleaved, kinds_of, machine, medians_of, outcome, tables, timed, triton
 
 import spec_verify_xpu as sv
 
@@ -153,6 +155,38 @@ def gate(name, batch, output, expected, temperature):
     check_mass(*(probabilities(x, temperature) for x in batch[1:3]), accepted, next_token)
 
 
+@contextlib.contextmanager
+def only_first(count):
+    """Within it calls launch the first `count` of their kernels, or all if None. Gives the list of all their names."""
+    from spec_verify_xpu import repeats
+    from spec_verify_xpu.gpu import launch
+
+    names = []
+
+    def plan(*arguments, whole=launch.plan):
+        found = whole(*arguments)
+        names[:] = [x.kernel.__name__ for x in found.launches]
+        return found._replace(launches=found.launches[:count])
+
+    repeats.known.clear()  # their calls would not be planned
+    with mock.patch.object(launch, "plan", plan):
+        yield names
+    repeats.known.clear()
+
+
+def parts(calls, module, iterations):
+    """What each kernel adds to the device's time, [(name, us)]: graphs hold the first of each call, then the first two, .."""
+    with only_first(None) as names:
+        calls[0]()
+    clocks = {}
+    for count in range(1, len(names) + 1):
+        with only_first(count):
+            clocks[count] = device_clock(calls, module)
+    found = interleaved(clocks, iterations)
+    medians = [0, *(found[count]["median"] for count in sorted(found))]
+    return [(name, after - before) for name, before, after in zip(names, medians, medians[1:])]
+
+
 def measure(B, K, V, dtype, on, gpu, names, temperature, iterations):
     """Gate and time the named providers on one shape."""
     options = {"temperature": temperature}
@@ -165,9 +199,11 @@ def measure(B, K, V, dtype, on, gpu, names, temperature, iterations):
     providers = {name: functools.partial(PROVIDERS[name], **options) for name in names}
     calls, found = gated(providers, sets, expected, functools.partial(gate, **options), {"ours"})
     floors = {block: [stream(*batch[1:3], block) for batch in sets] for block in (TILES if on != "cpu" and triton else ())}
-    found = timed(calls, found, {}, floors, torch.get_device_module(on), iterations)
+    module = torch.get_device_module(on)
+    found = timed(calls, found, {}, floors, module, iterations)
     shape = {"batch": B, "drafts": K, "vocabulary": V, "dtype": str(dtype).split(".")[1], "bytes": size}
-    return {**shape, **options, "providers": found}
+    kernels = parts(calls["ours"], module, iterations) if "ours" in calls and on != "cpu" else []
+    return {**shape, **options, "providers": found, "kernels_us": kernels}
 
 
 def ratios(report):
@@ -179,6 +215,8 @@ def ratios(report):
         if mine and floor:
             cells += [f"ours / stream {mine / floor:.2f}", f"limit 1.6 stream + 6 = {1.6 * floor + 6:.1f} µs, ours {mine:.1f}"]
         yield "; ".join([*cells, *(f"{name} / ours {x / mine:.2f}" for name, x in medians.items() if mine)])
+        if shape["kernels_us"]:
+            yield "  what each kernel adds: " + ", ".join(f"{name} {x:.1f}" for name, x in shape["kernels_us"])
 
 
 def main():

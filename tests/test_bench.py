@@ -1,15 +1,18 @@
 """The benchmark runs as documented, prints what its file holds, and reports no time behind a wrong implementation."""
 
+import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+import spec_verify_xpu as sv
 from spec_verify_xpu import eager, ops
 
 BENCH = Path(__file__).parents[1] / "benchmarks" / "bench.py"
@@ -99,6 +102,22 @@ def test_gate_of_logits(bench_logits):
     for wrong in ((expected.accepted + 3, expected.next_token), (expected.accepted, expected.next_token + 50)):
         with pytest.raises(ValueError, match="out of range"):
             bench_logits.gate("peer", batch, wrong, None, 1.0)
+
+
+def test_parts_of_a_call(bench_logits, device):
+    """The first kernels of a call alone are launched, and afterwards all of them again."""
+    launch = pytest.importorskip("spec_verify_xpu.gpu.launch")
+    batch = bench_logits.random_batch(1, 1, 50, torch.float32, device, 1.0, 0)  # rows of two positions, which are one stage
+    call = functools.partial(sv.verify_logits, *batch, impl="triton")
+    kernels = ["weigh_blocks", "share_rows", "sum_residual", "draw"]
+    launched, run = [], launch.launch
+    with mock.patch.object(launch, "launch", lambda launches, *more: launched.append(launches) or run(launches, *more)):
+        for count in (1, 3, None):
+            with bench_logits.only_first(count) as names:
+                call()
+            assert names == kernels
+    assert [[x.kernel.__name__ for x in launches] for launches in launched] == [kernels[:1], kernels[:3], kernels]
+    assert bench_logits.equal(call(), bench_logits.by_eager(batch, 1.0))
 
 
 @pytest.fixture
