@@ -102,6 +102,7 @@ def good_calls():
         "verify_greedy": {"draft_tokens": batch.draft_tokens, "target": batch.target_probs, **outputs},
         "sample": {"probs": batch.target_probs, "seed": 5, "offset": None, "out": torch.empty(B, K + 1, dtype=ids)},
         "emit": {"draft_tokens": batch.draft_tokens, **dict(zip(("accepted", "next_token"), results)), "pad": 0, "out": None},
+        "warmup": {"device": "cpu", "impl": "eager"},
     }
 
 
@@ -280,7 +281,11 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     ("emit", "out", {"out": ints(B, K)}, ValueError),
     ("emit", "out", {"out": ints(K + 1, B).t()}, ValueError),
     ("emit", "out", {"out": ints(B, K + 1, device=META)}, ValueError),
-    (f"{VERIFIERS} sample sample_logits emit", "impl", {"impl": "cuda"}, ValueError),
+    (f"{VERIFIERS} sample sample_logits emit warmup", "impl", {"impl": "cuda"}, ValueError),
+    ("warmup", "vocabulary", {"vocabulary": 0}, ValueError),
+    ("warmup", "vocabulary", {"vocabulary": 2**19}, ValueError),
+    *(("warmup", name, {name: True}, ValueError) for name in ("temperature", "draft_temperature")),
+    ("warmup", "draft_slots", {"draft_slots": torch.int64}, ValueError),
 ]
 BAD_CALLS = [(function, *rest) for functions, *rest in BAD_CALLS for function in functions.split()]
 

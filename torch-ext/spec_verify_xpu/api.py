@@ -561,6 +561,10 @@ def warmup(
     start = time.perf_counter()
     if vocabulary is not None:
         require_int("vocabulary", vocabulary, 1, MAX_VOCABULARY)
+    of_logits = {"temperature": temperature, "draft_temperature": draft_temperature, "draft_slots": draft_slots}
+    for name, given in of_logits.items():
+        if given and not logits:
+            raise ValueError(f"{name}: expected nothing without logits, got {given}")
 
     def tensor(dtype, *shape):
         return None if dtype is None else torch.zeros(shape, dtype=dtype, device=device)
