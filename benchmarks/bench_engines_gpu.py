@@ -73,7 +73,7 @@ def cases():
         for has_probs in (True, False):
             yield f"V1: {shape}, {'with' if has_probs else 'without'} probabilities", *pair, of_v1(B, K, V, has_probs, False)
         for dtype, has_draft in itertools.product((torch.bfloat16, torch.float32), (True, False)):
-            name = f"V2: {shape}, {str(dtype)[6:]}, {'with' if has_draft else 'without'} draft logits"
+            name = f"V2: {shape}, {str(dtype).split('.')[1]}, {'with' if has_draft else 'without'} draft logits"
             yield name, *pair_v2, of_v2(B, K, V, dtype, has_draft)
 
 
@@ -87,8 +87,8 @@ def main():
     for name, *case in cases():
         report["cases"][name] = times = compare(*case)
         print(row(name, times), flush=True)
-    if path:
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        if path:
+            path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -169,9 +169,11 @@ def only_first(count):
         return found._replace(launches=found.launches[:count])
 
     repeats.known.clear()  # their calls would not be planned
-    with mock.patch.object(launch, "plan", plan):
-        yield names
-    repeats.known.clear()
+    try:
+        with mock.patch.object(launch, "plan", plan):
+            yield names
+    finally:
+        repeats.known.clear()
 
 
 def parts(calls, module, iterations):
@@ -202,7 +204,7 @@ def measure(B, K, V, dtype, on, gpu, names, temperature, iterations):
     module = torch.get_device_module(on)
     found = timed(calls, found, {}, floors, module, iterations)
     shape = {"batch": B, "drafts": K, "vocabulary": V, "dtype": str(dtype).split(".")[1], "bytes": size}
-    kernels = parts(calls["ours"], module, iterations) if "ours" in calls and on != "cpu" else []
+    kernels = parts(calls["ours"], module, iterations) if "ours" in calls and on != "cpu" and triton else []
     return {**shape, **options, "providers": found, "kernels_us": kernels}
 
 

@@ -543,7 +543,8 @@ def warmup(
         Its dtype for calls of `verify_varlen`, None for those of `verify`.
     logits, temperature, draft_temperature
         Whether calls are those of `verify_logits`, whose rows have the dtypes draft_probs and target_probs; and whether they
-        bring temperatures, those of all rows as tensors, the draft's own as tensors or numbers.
+        bring temperatures, those of all rows as tensors, the draft's own as tensors or numbers. These, and draft_slots, are
+        for logits alone.
     vocabulary
         V, where it is known: what other vocabularies need is left out. None: any.
 

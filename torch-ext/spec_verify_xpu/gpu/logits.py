@@ -544,7 +544,7 @@ def draw(draft_tokens, draft_probs, target_probs, uniform_sample, seed, offset, 
         largest = tl.load(found + 1)
         token = largest.to(tl.int32)
         found += HEADER
-        residuals = tl.load(found + i, mask=i < blocks, other=0)  # all on their way together
+        residuals = tl.load(found + i, mask=i < blocks, other=0)  # on their way together; of no meaning where none is drawn
     if is_certain(is_greedy, n, length, bonus_tokens):
         write_token(next_token, emitted, bonus_tokens, n, length, largest + one, one == 0)
     else:
