@@ -29,7 +29,7 @@ def require_triton(device_type):
     """Raise where Triton cannot run on tensors of this device type."""
     here = runs_on()
     if here is None:
-        raise ValueError('impl: expected a GPU that Triton has a driver for, for "triton", got none')
+        raise ValueError('impl: expected a GPU with a Triton driver for "triton", got none')
     if here != device_type:
         raise ValueError(f'impl: "triton" runs on {here} tensors here, got {device_type} tensors')
 
