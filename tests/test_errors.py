@@ -286,6 +286,9 @@ BAD_CALLS = [  # functions, the argument that the error names, what is given, er
     ("warmup", "vocabulary", {"vocabulary": 2**19}, ValueError),
     *(("warmup", name, {name: True}, ValueError) for name in ("temperature", "draft_temperature")),
     ("warmup", "draft_slots", {"draft_slots": torch.int64}, ValueError),
+    ("warmup", "uniforms", {"uniforms": torch.float32, "seed": True}, ValueError),
+    ("warmup", "lengths", {"lengths": torch.int64, "cu_drafts": torch.int64}, ValueError),
+    *(("warmup", name, {name: "int64"}, TypeError) for name in ("draft_tokens", "target_probs", "uniforms", "cu_drafts")),
 ]
 BAD_CALLS = [(function, *rest) for functions, *rest in BAD_CALLS for function in functions.split()]
 

@@ -562,34 +562,43 @@ def warmup(
     start = time.perf_counter()
     if vocabulary is not None:
         require_int("vocabulary", vocabulary, 1, MAX_VOCABULARY)
-    of_logits = {"temperature": temperature, "draft_temperature": draft_temperature, "draft_slots": draft_slots}
-    for name, given in of_logits.items():
-        if given and not logits:
-            raise ValueError(f"{name}: expected nothing without logits, got {given}")
+    refused = (
+        ("temperature", temperature, not logits, "without logits"),
+        ("draft_temperature", draft_temperature, not logits, "without logits"),
+        ("draft_slots", draft_slots, not logits, "without logits"),
+        ("uniforms", uniforms, seed, "beside a seed"),
+        ("lengths", lengths, cu_drafts, "beside cu_drafts"),
+    )
+    for name, given, is_wrong, where in refused:
+        if given and is_wrong:
+            raise ValueError(f"{name}: expected nothing {where}, got {given}")
 
-    def tensor(dtype, *shape):
-        return None if dtype is None else torch.zeros(shape, dtype=dtype, device=device)
+    def tensor(name, dtype, *shape):
+        if dtype is None:
+            return None
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{name}: expected a torch.dtype or None, got {dtype!r}")
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     drafts, rows = ((3,), (4,)) if cu_drafts else ((1, 3), (1, 4))  # one sequence, whose rows go in two stages
-    chance = uniforms if not seed else None
     numbers = torch.int64 if seed else None
     inputs = (
-        tensor(draft_tokens, *drafts),
-        tensor(draft_probs, *((1, 3) if draft_slots else drafts), 16),  # as many entries as are read at once
-        tensor(target_probs, *(drafts if bonus_tokens else rows), 16),
-        tensor(chance, *drafts),
-        tensor(chance, *rows),
-        tensor(numbers, 1),
-        tensor(numbers, 1),
-        tensor(lengths, 1),
-        tensor(cu_drafts, 2),
-        tensor(torch.bool if greedy else None, 1),
-        tensor(bonus_tokens, 1),
-        tensor(torch.float32 if temperature else None, 1),
-        tensor(draft_slots, 1),
-        tensor(torch.float32 if draft_temperature else None, 1),
+        tensor("draft_tokens", draft_tokens, *drafts),
+        tensor("draft_probs", draft_probs, *((1, 3) if draft_slots else drafts), 16),  # as many entries as are read at once
+        tensor("target_probs", target_probs, *(drafts if bonus_tokens else rows), 16),
+        tensor("uniforms", uniforms, *drafts),
+        tensor("uniforms", uniforms, *rows),
+        tensor("seed", numbers, 1),
+        tensor("offset", numbers, 1),
+        tensor("lengths", lengths, 1),
+        tensor("cu_drafts", cu_drafts, 2),
+        tensor("greedy", torch.bool if greedy else None, 1),
+        tensor("bonus_tokens", bonus_tokens, 1),
+        tensor("temperature", torch.float32 if temperature else None, 1),
+        tensor("draft_slots", draft_slots, 1),
+        tensor("draft_temperature", torch.float32 if draft_temperature else None, 1),
     )
-    more = None, dtype, None, tensor(num_emitted, 1), tensor(emitted, 1, 4), impl
+    more = None, dtype, None, tensor("num_emitted", num_emitted, 1), tensor("emitted", emitted, 1, 4), impl
     call = ragged_call(inputs, logits, 1.0, 3, *more) if cu_drafts else dense_call(inputs, logits, 1.0, None, *more)
     module = implementation(call.accepted.device.type, impl)
     if hasattr(module, "warmup"):
