@@ -55,8 +55,10 @@ def compare(stock, ours, inputs):
 
 
 def row(name, times):
-    medians = ({who: f"{x['median']:,.1f}" for who, x in kind.items()} for kind in times.values())
-    return " | ".join([f"| {name}", *(", ".join(kind.get(who, "") for who in ("vLLM", "plugin")) for kind in medians)]) + " |"
+    cells = [name]
+    for kind in times.values():
+        cells += [", ".join(f"{kind[who]['median']:,.1f}" if who in kind else "" for who in ("vLLM", "plugin"))]
+    return f"| {' | '.join(cells)} |"
 
 
 def cases():
